@@ -35,7 +35,7 @@ use quinion_run::report::Form;
 
 use fixtures::caches::Drops;
 use fixtures::tuned::TunedRun;
-use fixtures::{callgrind, counted, limit, tuned, worker};
+use fixtures::{callgrind, counted, limit, shared_lines, tuned, worker};
 use harness::bar::Bar;
 use harness::page::Section;
 use harness::recorded::RecordedRun;
@@ -93,6 +93,13 @@ struct Arguments {
     /// Count the instructions of the recorded snippets, for `cargo xtask`.
     #[arg(long, hide = true, exclusive = true)]
     count: bool,
+    /// Count the cache lines that two threads take from each other with each operation: what does not grow with the
+    /// number of processors. Needs valgrind, not a quiet machine; some minutes.
+    #[arg(long, exclusive = true)]
+    lines: bool,
+    /// Let two threads take turns at this operation, inside lackey.
+    #[arg(long, hide = true, exclusive = true, value_name = "OPERATION")]
+    lines_inside: Option<String>,
     /// Run this snippet, inside callgrind.
     #[arg(long, hide = true, exclusive = true, value_name = "SNIPPET")]
     inside: Option<String>,
@@ -155,6 +162,9 @@ fn for_ourselves(arguments: &Arguments) -> Option<ExitCode> {
     if let Some(name) = &arguments.inside {
         return Some(ended(callgrind::inside(name)));
     }
+    if let Some(name) = &arguments.lines_inside {
+        return Some(ended(shared_lines::inside(name)));
+    }
     let told =
         [(&arguments.scoreboard, scoreboard::markdown as fn(&_) -> _), (&arguments.tables, markdown::tables)];
     if let Some((folder, text)) = told.into_iter().find_map(|(folder, text)| Some((folder.as_ref()?, text))) {
@@ -178,6 +188,9 @@ fn for_ourselves(arguments: &Arguments) -> Option<ExitCode> {
     if let (Some(choices), Some(memory)) = (&arguments.tuned, arguments.memory) {
         let run = TunedRun { choices: choices.clone(), memory, program: arguments.program.clone() };
         return Some(tuned::main(run));
+    }
+    if arguments.lines {
+        return Some(lines());
     }
     arguments.count.then(count)
 }
@@ -206,6 +219,17 @@ fn count() -> ExitCode {
         }
     }
     print(&text).map_or_else(|code| code, |()| ExitCode::SUCCESS)
+}
+
+/// Prints how many lines each operation shares and touches, each when it is known.
+fn lines() -> ExitCode {
+    let head = "  shared  touched  cache lines of 64 bytes, of each operation of two threads in turn\n";
+    let of = |operation: &shared_lines::Shared| {
+        let lines = shared_lines::count(operation.name).map_err(|why| complain(&why))?;
+        print(&format!("{:8} {:8}  {}\n", lines.shared, lines.touched, operation.name))
+    };
+    let printed = print(head).and_then(|()| shared_lines::OPERATIONS.iter().try_for_each(of));
+    printed.map_or_else(|code| code, |()| ExitCode::SUCCESS)
 }
 
 fn settings(arguments: &Arguments) -> Settings {

@@ -4,7 +4,7 @@
 //!   DIR                       the repository
 //!   rows.jsonl, series.jsonl  -> bench/recorded/
 //!   machine.txt               -> bench/recorded/
-//!   their scoreboard          -> BENCHMARKS.md, between two marks
+//!   their scoreboard          -> BENCHMARKS.md, between two marks, as are rows with a goal and hit ratios
 //!   their tables              -> bench/recorded/TABLES.md
 //!   their plots               -> docs/plots/
 //! ```
@@ -16,7 +16,7 @@ use std::path::Path;
 
 use crate::harness::charts::{Ground, svg};
 use crate::harness::recorded::{LINES, MACHINE, RecordedRun, SERIES};
-use crate::harness::{markdown, plots, scoreboard};
+use crate::harness::{hit_ratios, markdown, plots, scoreboard};
 
 /// Has the repository keep the run of `folder`.
 ///
@@ -34,6 +34,8 @@ pub fn record(folder: &Path) -> Result<(), String> {
         .ok_or_else(|| format!("{} has no marks between which the scoreboard stands", path.display()))?;
     let text = markdown::goals_replaced(&text, &run.rows)
         .ok_or_else(|| format!("{} has marks for goals of an experiment that has none", path.display()))?;
+    let text = hit_ratios::replaced(&text, &run.rows)
+        .ok_or_else(|| format!("{} has no marks between which the hit ratios stand", path.display()))?;
     fs::write(&path, text).map_err(|error| wrong(&path, &error))?;
     let path = bench.join("recorded/TABLES.md");
     fs::write(&path, markdown::file(&run.rows)).map_err(|error| wrong(&path, &error))?;

@@ -95,6 +95,7 @@ mod tests {
             goal: Some(1.5),
             is_steady: Some(is_steady),
             is_met,
+            repetitions: 3,
         }
     }
 

@@ -243,6 +243,8 @@ struct Comparison {
     goal: Option<f64>,
     /// The most by which Quinion's may be less than the peer's.
     behind_max: Option<f64>,
+    /// The most by which it may be more.
+    ahead_max: Option<f64>,
 }
 
 type Prepare = Box<dyn FnOnce() -> Result<Vec<Alternative>, Unmeasured>>;
@@ -333,6 +335,13 @@ impl Case {
     pub fn behind_at_most(mut self, behind_max: f64) -> Self {
         self.last_row().behind_max = Some(behind_max);
         self
+    }
+
+    /// In the last row Quinion's, a gain, may differ from the peer's by at most `apart_max` of its unit, either way. The
+    /// goal that the row shows is the ratio of the lower end.
+    pub fn apart_at_most(mut self, apart_max: f64) -> Self {
+        self.last_row().ahead_max = Some(apart_max);
+        self.behind_at_most(apart_max)
     }
 
     fn last_row(&mut self) -> &mut Comparison {
@@ -479,7 +488,7 @@ fn run_all(
 
 impl Comparison {
     fn new(metric: &'static str, ours: &'static str, peer: Option<&'static str>, standing: PeerKind) -> Self {
-        Self { metric, ours, peer, standing, goal: None, behind_max: None }
+        Self { metric, ours, peer, standing, goal: None, behind_max: None, ahead_max: None }
     }
 
     fn row(&self, metrics: &[Metric], taken: &[MeasuredRuns], estimator: Estimator) -> Row {
@@ -519,6 +528,8 @@ impl Comparison {
             |behind: f64| peer.map(|peer| (peer - behind).max(0.0) / peer).filter(|goal| goal.is_finite());
         let goal = self.goal.or_else(|| self.behind_max.and_then(nearly));
         let steadiness = verdict::steadiness([&ours, &peers, &each]);
+        let is_ahead =
+            quinion.zip(peer).zip(self.ahead_max).is_some_and(|((ours, peer), max)| ours - peer > max);
         Row {
             experiment: "",
             case: String::new(),
@@ -537,7 +548,7 @@ impl Comparison {
             spread: if self.peer.is_some() { of_ratios } else { of_ours }.map(ends),
             goal,
             steadiness: self.peer.map(|_| steadiness),
-            met: verdict::met(ratio, goal, steadiness),
+            met: verdict::met(ratio, goal, steadiness).map(|is_met| is_met && !is_ahead),
             series: series(),
             excuses: excuses.collect(),
         }
@@ -631,6 +642,19 @@ mod tests {
         };
         assert_eq!(case(39.0), [(Some(0.975), Some(true)), (None, None)]);
         assert_eq!(case(38.9), [(Some(0.975), Some(false)), (None, None)]);
+    }
+
+    #[test]
+    fn a_row_that_is_to_be_like_its_peer_misses_on_both_sides() {
+        let is_met = |ours: f64| {
+            let case = Case::new("x", &[RATE], move || {
+                let fixed = |name, value: f64| Alternative::new(name, move |_| Ok(vec![value]));
+                Ok(vec![fixed("ours", ours), fixed("peer", 40.0)])
+            });
+            let case = case.compare("rate", "ours", "peer").apart_at_most(0.5);
+            case.measure("e", &settings(1), || {}).expect("it runs").0[0].met
+        };
+        assert_eq!([39.4, 39.5, 40.5, 40.6].map(is_met), [false, true, true, false].map(Some));
     }
 
     #[test]

@@ -37,6 +37,8 @@ pub struct RecordedRow {
     pub is_met: Option<bool>,
     /// `None` for a row without a peer.
     pub is_steady: Option<bool>,
+    /// How often Quinion's was measured.
+    pub repetitions: usize,
 }
 
 impl RecordedRow {
@@ -59,6 +61,7 @@ impl RecordedRow {
             goal: value["goal"].as_f64(),
             is_met: value["met"].as_bool(),
             is_steady: value["steady"].as_bool(),
+            repetitions: value["quinion_runs"].as_array().map_or(0, Vec::len),
         })
     }
 
@@ -130,6 +133,7 @@ mod tests {
         assert_eq!((row.quinion, row.peer, row.ratio), (Some(10.0), None, Some(2.5)));
         assert_eq!((row.spread, row.is_steady), (Some([2.0, 3.0]), Some(false)));
         assert_eq!(row.situation(), ("a \"b\"", "c"));
+        assert_eq!(row.repetitions, 1);
         assert!(RecordedRow::of("{\"experiment\":\"split\"}").is_err_and(|why| why.contains("case")));
         assert!(RecordedRow::of("half a li").is_err());
     }

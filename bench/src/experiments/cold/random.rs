@@ -30,6 +30,9 @@ const FUTURES: &str = "futures, 32 at once";
 const READ_AT: &str = "read_at, 1 at once";
 const RAW: &str = "raw io_uring, 32 at once";
 const PREAD: &str = "O_DIRECT pread, 1 at once";
+/// The least ratios wanted of futures beside the raw ring.
+const RAW_RATE_GOAL: f64 = 0.95;
+const RAW_CPU_GOAL: f64 = 1.0 / 1.8;
 /// Bytes of the cache: fewer than are read, so that pages are evicted, too.
 const MEMORY: u64 = 64 << 20;
 
@@ -45,7 +48,9 @@ pub fn case(source: &Shared<Target>, settings: &Settings) -> Case {
     let case = case
         .without_warm_up()
         .bound("rate", FUTURES, RAW)
+        .goal(RAW_RATE_GOAL)
         .bound("cpu", FUTURES, RAW)
+        .goal(RAW_CPU_GOAL)
         .compare("rate", FUTURES, PREAD)
         .compare("cpu", FUTURES, PREAD)
         .bound("rate", READ_AT, PREAD)

@@ -60,6 +60,8 @@ const TWO: &str = "order 0, 2 threads";
 /// A second thread on a page may make a read dearer by a tenth.
 const TWO_GOAL: f64 = 1.0 / 1.1;
 
+/// A single hit may cost a quarter more than the bare copy of its bytes.
+const COPY_GOAL: f64 = 0.8;
 /// A batch may cost a twentieth more than the bare copy.
 const BATCH_GOAL: f64 = 1.0 / 1.05;
 
@@ -125,6 +127,11 @@ impl Load {
         self.bytes == PAGE && self.span.is_none()
     }
 
+    /// The goal of a single hit at order 0 beside the bare copy, if the load [`is_far`](Self::is_far).
+    fn copy_goal(&self) -> Option<f64> {
+        (self.is_far() && self.threads == 1).then_some(COPY_GOAL)
+    }
+
     /// The goal of batches, if the load [`is_far`](Self::is_far).
     fn batch_goal(&self) -> Option<f64> {
         self.is_far().then_some(BATCH_GOAL)
@@ -181,6 +188,8 @@ fn beside_pread(files: &Shared<Files>, load: Load) -> Case {
         .goal(load.goals[0])
         .compare("cpu", ORDER_9, PREAD)
         .goal(load.goals[1])
+        .bound("cpu", ORDER_0, COPY)
+        .goal(load.copy_goal())
         .bound("cpu", ORDER_9, COPY);
     let case = match load.is_far() {
         true => case.compare("cpu", PINNED, MMAP).goal(PINNED_GOAL).bound("cpu", PINNED, COPY),

@@ -6,6 +6,7 @@
 //! | Linux | mm/vmscan.c, mm/workingset.c: two lists, a page active at its second read, refault distance |
 //! | S3-FIFO | J. Yang et al., "FIFO Queues are All You Need for Cache Eviction", SOSP 2023; libCacheSim's defaults |
 //! | W-TinyLFU | G. Einziger, R. Friedman, B. Manes, "TinyLFU: A Highly Efficient Cache Admission Policy", 2017 |
+//! | W-TinyLFU, climbing | G. Einziger, O. Eytan, R. Friedman, B. Manes, "Adaptive Software Cache Management", 2018 |
 //! | SIEVE | Y. Zhang et al., "SIEVE is Simpler than LRU", NSDI 2024 |
 //! | LIRS | S. Jiang, X. Zhang, SIGMETRICS 2002; a hundredth for pages that are not LIR, ghosts bounded to twice the cache |
 //! | ARC | N. Megiddo, D. S. Modha, FAST 2003 |
@@ -510,18 +511,50 @@ pub struct TinyLfu {
     protected_max: usize,
     chains: Chains<3>,
     sketch: Sketch,
+    climber: Option<Climber>,
 }
 
 impl TinyLfu {
     pub fn new(unique: usize, pages_max: usize) -> Self {
-        let window_max = (pages_max / 100).max(1);
-        let protected_max = (pages_max - window_max) * 8 / 10;
-        Self {
+        let mut made = Self {
             pages_max,
-            window_max,
-            protected_max,
+            window_max: 0,
+            protected_max: 0,
             chains: Chains::new(unique),
             sketch: Sketch::new(pages_max),
+            climber: None,
+        };
+        made.set_window((pages_max / 100).max(1));
+        made
+    }
+
+    /// One whose window follows its hits.
+    pub fn climbing(unique: usize, pages_max: usize) -> Self {
+        Self { climber: Some(Climber::new(pages_max)), ..Self::new(unique, pages_max) }
+    }
+
+    fn set_window(&mut self, pages: usize) {
+        self.window_max = pages;
+        self.protected_max = (self.pages_max - pages) * 8 / 10;
+    }
+
+    /// Changes the window by so many pages. A larger one takes the oldest of the rest, of a smaller one the oldest
+    /// go on to probation: nothing is evicted for it.
+    fn move_window(&mut self, pages: f64) {
+        let largest = (self.pages_max * 8 / 10).max(1);
+        self.set_window((self.window_max as f64 + pages).round().clamp(1.0, largest as f64) as usize);
+        while self.chains.len(PROTECTED) > self.protected_max {
+            let oldest = self.chains.pop_oldest(PROTECTED).expect("it holds more than none");
+            self.chains.put(PROBATION, oldest);
+        }
+        while self.held() == self.pages_max && self.chains.len(WINDOW) < self.window_max {
+            let from = if self.chains.len(PROBATION) > 0 { PROBATION } else { PROTECTED };
+            let Some(oldest) = self.chains.pop_oldest(from) else { break };
+            self.chains.put(WINDOW, oldest);
+        }
+        while self.chains.len(WINDOW) > self.window_max {
+            let oldest = self.chains.pop_oldest(WINDOW).expect("it holds more than none");
+            self.chains.put(PROBATION, oldest);
         }
     }
 
@@ -547,6 +580,20 @@ impl TinyLfu {
 impl Simulated for TinyLfu {
     fn ask(&mut self, page: u32) -> bool {
         self.sketch.add(page);
+        let is_hit = self.find_or_put(page);
+        if let Some(pages) = self.climber.as_mut().and_then(|climber| climber.note(is_hit)) {
+            self.move_window(pages);
+        }
+        is_hit
+    }
+
+    fn held(&self) -> usize {
+        (0..3).map(|chain| self.chains.len(chain)).sum()
+    }
+}
+
+impl TinyLfu {
+    fn find_or_put(&mut self, page: u32) -> bool {
         match self.chains.of(page) {
             Some(PROBATION) => {
                 self.chains.put(PROTECTED, page);
@@ -567,9 +614,51 @@ impl Simulated for TinyLfu {
             }
         }
     }
+}
 
-    fn held(&self) -> usize {
-        (0..3).map(|chain| self.chains.len(chain)).sum()
+/// A hill climber on the hits of samples: it goes on in its direction while they become more, and turns when they
+/// become fewer, by ever smaller steps; a large change of the hits makes the step large again.
+struct Climber {
+    sample: usize,
+    asked: usize,
+    hits: usize,
+    before: Option<f64>,
+    step_max: f64,
+    step: f64,
+}
+
+impl Climber {
+    const SAMPLE_SHARE: usize = 10;
+    const STEP_SHARE: f64 = 0.0625;
+    const STEP_DECAY: f64 = 0.98;
+    const LARGE_CHANGE: f64 = 0.05;
+
+    fn new(pages_max: usize) -> Self {
+        let step_max = pages_max as f64 * Self::STEP_SHARE;
+        Self {
+            sample: pages_max * Self::SAMPLE_SHARE,
+            asked: 0,
+            hits: 0,
+            before: None,
+            step_max,
+            step: step_max,
+        }
+    }
+
+    /// Counts a reference; at the end of a sample, by how many pages the window is to change.
+    fn note(&mut self, is_hit: bool) -> Option<f64> {
+        self.asked += 1;
+        self.hits += usize::from(is_hit);
+        if self.asked < self.sample {
+            return None;
+        }
+        let now = self.hits as f64 / self.asked as f64;
+        (self.asked, self.hits) = (0, 0);
+        let change = now - self.before.replace(now).unwrap_or(now);
+        let towards = if change >= 0.0 { self.step } else { -self.step };
+        let is_large = change.abs() >= Self::LARGE_CHANGE;
+        self.step = if is_large { self.step_max.copysign(towards) } else { towards * Self::STEP_DECAY };
+        Some(towards)
     }
 }
 

@@ -32,9 +32,10 @@ pub struct Claim {
     /// The same as a ratio; `None` if no row is of the same thing.
     pub ratio: Option<f64>,
     pub experiment: &'static str,
-    /// The prefix of the situation's name, and a part of it.
+    /// The prefix of the situation's name, a part of it, and its end.
     pub begins: &'static str,
     pub has: &'static str,
+    pub ends: &'static str,
     pub way: &'static str,
     pub metric: &'static str,
     pub without: Option<&'static str>,
@@ -43,6 +44,8 @@ pub struct Claim {
     pub baseline: Baseline,
     /// Why the ratio is less than what was claimed, if it is.
     pub cause: &'static str,
+    /// What is known of repetitions that lie far apart, if they do.
+    pub unsteady: &'static str,
 }
 
 impl Claim {
@@ -52,6 +55,7 @@ impl Claim {
         row.experiment == self.experiment
             && situation.starts_with(self.begins)
             && situation.contains(self.has)
+            && situation.ends_with(self.ends)
             && way == self.way
             && row.metric == self.metric
     }
@@ -93,6 +97,9 @@ const DEVICE: &str =
 const COPIES: &str = "30 to 50 % of an uncached stream's time is its copy, 10 to 35 % the clearing of memory that a \
     new cache gets; a copy costs the kernel as much";
 const UNEVEN: &str = "not known";
+const TURNS: &str =
+    "32 threads take turns on two cores, and an operation takes microseconds where a turn takes milliseconds";
+const SLOWEST: &str = "the one slowest interval of a run decides";
 const ONE_LOOKUP: &str =
     "what is saved is a lookup and a lock a folio, which the copy of its bytes hides where folios are large";
 const CLEARED: &str = "55 to 79 % of populating fresh memory is the kernel's clearing of it, which a write to tmpfs \
@@ -105,6 +112,7 @@ const CLAIM: Claim = Claim {
     experiment: "",
     begins: "",
     has: "",
+    ends: "",
     way: "",
     metric: "",
     without: None,
@@ -112,6 +120,7 @@ const CLAIM: Claim = Claim {
     elsewhere: None,
     baseline: Baseline::Without,
     cause: "",
+    unsteady: "why is not known",
 };
 
 const READSEQ: Claim = Claim {
@@ -122,6 +131,7 @@ const READSEQ: Claim = Claim {
     without: Some("one by one"),
     kernel: Some("kernel"),
     cause: WAITS,
+    unsteady: TURNS,
     ..CLAIM
 };
 
@@ -153,6 +163,7 @@ pub const CLAIMS: [Claim; 24] = [
     Claim { claim: "its P99 31.4 % lower", ratio: Some(lower_by(31.4)), metric: "P99", ..READSEQ },
     Claim {
         claim: "instructions per cycle 2.18x, for no thread waits at the lock: two threads at it",
+        unsteady: CLAIM.unsteady,
         experiment: "insert",
         begins: "index alone, order 0, 2 threads",
         way: "batches of 32",
@@ -163,6 +174,7 @@ pub const CLAIMS: [Claim; 24] = [
     },
     Claim {
         claim: "the same of more threads than processors, by a model of the lock",
+        unsteady: CLAIM.unsteady,
         experiment: "insert",
         begins: "lock-hold model",
         way: "batches of 32",
@@ -288,6 +300,7 @@ pub const CLAIMS: [Claim; 24] = [
         without: None,
         kernel: Some("O_DIRECT io_uring"),
         cause: UNEVEN,
+        unsteady: SLOWEST,
         ..STREAM
     },
     Claim {
@@ -326,7 +339,7 @@ pub const CLAIMS: [Claim; 24] = [
         claim: "then 2.3 % behind UFFDIO_COPY",
         ratio: Some(0.977),
         experiment: "populate",
-        has: " MiB",
+        ends: " MiB",
         way: "populate, one thread",
         metric: "time",
         kernel: Some("UFFDIO_COPY anon 4K"),

@@ -24,6 +24,7 @@ mod claims;
 
 use super::escape::escaped;
 use super::recorded::RecordedRow;
+use super::verdict::SWING_MAX;
 use quinion_run::report::digits;
 
 use claims::{Baseline, CLAIMS, Claim};
@@ -32,6 +33,9 @@ use claims::{Baseline, CLAIMS, Claim};
 pub const BEGIN: &str =
     "<!-- scoreboard: begin; written by `cargo xtask bench --record DIR`, not by hand -->";
 pub const END: &str = "<!-- scoreboard: end -->";
+
+/// Comparisons of a run that may be not steady.
+const UNSTEADY_PERCENT_MAX: f64 = 5.0;
 
 const HEADINGS: [&str; 7] = [
     "original",
@@ -77,7 +81,13 @@ fn line(claim: &Claim, case: &str, rows: &[RecordedRow]) -> [String; 7] {
         Baseline::Kernel => kernel,
     };
     let verdict = verdict(claim, measured);
-    let cause = if [Verdict::Less, Verdict::NotSeen].contains(&verdict) { claim.cause } else { "" };
+    let cause = match verdict {
+        Verdict::Less | Verdict::NotSeen => claim.cause.to_owned(),
+        Verdict::NotSteady => {
+            format!("its repetitions differ by more than {SWING_MAX:.0}x; {}", claim.unsteady)
+        }
+        _ => String::new(),
+    };
     let with = of_case().next().map_or("-".to_owned(), |row| {
         let ours = row.quinion.map_or("-".to_owned(), digits);
         format!("{}: {} {ours} {}", row.situation().0, row.metric, row.unit)
@@ -94,7 +104,7 @@ fn line(claim: &Claim, case: &str, rows: &[RecordedRow]) -> [String; 7] {
         cell(without),
         kernel,
         verdict.words().to_owned(),
-        cause.to_owned(),
+        cause,
     ]
 }
 
@@ -147,11 +157,24 @@ pub fn markdown(rows: &[RecordedRow]) -> String {
     head + &lines(rows).into_iter().map(line).collect::<String>()
 }
 
+/// How many of the comparisons that were repeated are not steady, beside what is wanted.
+fn steadiness(rows: &[RecordedRow]) -> String {
+    let repeated: Vec<_> = rows.iter().filter(|row| row.repetitions > 1 && row.ratio.is_some()).collect();
+    let wild = repeated.iter().filter(|row| row.is_steady == Some(false)).count();
+    let percent = wild as f64 / repeated.len().max(1) as f64 * 100.0;
+    let verdict = if percent <= UNSTEADY_PERCENT_MAX { "met" } else { "missed" };
+    format!(
+        "Of its {} comparisons of several repetitions {wild} ({percent:.1} %) are not steady, where at most \
+         {UNSTEADY_PERCENT_MAX:.0} % are wanted: **{verdict}**.\n",
+        repeated.len()
+    )
+}
+
 /// `text` with the table of `rows` between the marks; `None` if they are not there.
 pub fn replaced(text: &str, rows: &[RecordedRow]) -> Option<String> {
     let (before, rest) = text.split_once(BEGIN)?;
     let (_, after) = rest.split_once(END)?;
-    Some(format!("{before}{BEGIN}\n\n{}\n{END}{after}", markdown(rows)))
+    Some(format!("{before}{BEGIN}\n\n{}\n{}\n{END}{after}", markdown(rows), steadiness(rows)))
 }
 
 pub fn put(html: &mut String, rows: &[RecordedRow]) {
@@ -211,7 +234,8 @@ mod tests {
             assert!(line[5] == verdict && !line[6].is_empty(), "{line:?}");
         }
         let wild = verdict_of("throughput", 1.6, |row| row.is_steady = Some(false));
-        assert_eq!((wild[5].as_str(), wild[6].as_str()), ("not steady", ""));
+        assert_eq!(wild[5], "not steady");
+        assert!(wild[6].starts_with("its repetitions differ by more than 2x; "), "{wild:?}");
         let nothing = verdict_of("throughput", 1.6, |row| row.ratio = None);
         assert_eq!(nothing[5], "not measured");
     }
@@ -221,6 +245,26 @@ mod tests {
         let all = lines(&[]);
         assert_eq!(all.len(), CLAIMS.len());
         assert!(all.iter().all(|line| line[5] == "not measured"));
+    }
+
+    #[test]
+    fn comparisons_of_one_repetition_say_nothing_of_steadiness() {
+        let of = |repetitions, is_steady| RecordedRow {
+            repetitions,
+            is_steady: Some(is_steady),
+            ..row("throughput", 1.0, "kernel")
+        };
+        let mut rows = vec![of(1, true); 900];
+        rows.extend(vec![of(3, true); 19]);
+        rows.push(of(3, false));
+        let text = steadiness(&rows);
+        assert!(
+            text.contains("20 comparisons") && text.contains(" 1 (5.0 %)") && text.contains("met"),
+            "{text}"
+        );
+        rows.push(of(3, false));
+        let text = steadiness(&rows);
+        assert!(text.contains(" 2 (9.5 %)") && text.contains("missed"), "{text}");
     }
 
     #[test]
@@ -251,6 +295,7 @@ mod tests {
         let text = std::fs::read_to_string(bench.join("../BENCHMARKS.md")).expect("it is there");
         let wanted = replaced(&text, &run.rows).expect("the marks are there");
         let wanted = crate::harness::markdown::goals_replaced(&wanted, &run.rows).expect("they have rows");
+        let wanted = crate::harness::hit_ratios::replaced(&wanted, &run.rows).expect("the marks are there");
         assert!(text == wanted, "call `cargo xtask bench --record DIR`, with the folder of a run");
     }
 }

@@ -44,7 +44,7 @@
 //! | `replay` | a record as a plan of reads, and what of it is stale; pure |
 //! | `streams` | whether a VM walks through its memory; pure |
 //! | `latency`, `stats` | how long, how much |
-//! | `snapshot` | the file, and whether it is still the same |
+//! | `snapshot` | the file, or a base and diffs, and whether it is still the same |
 //! | `peer` | the process at the other end: its message, its end |
 //! | `vm` | one VM: reads what its userfaultfd says, and answers |
 //! | `server` | all of them: connections, workers, whose turn it is |
@@ -80,7 +80,7 @@
 use std::fmt;
 use std::io;
 use std::ops::RangeInclusive;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -310,6 +310,14 @@ pub enum PeerError {
 /// It cannot be opened, or is empty.
 pub fn identify(cache: &Cache, path: &Path) -> quinion::error::Result<ImageIdentity> {
     snapshot::Snapshot::open(cache, path).map(|snapshot| snapshot.identity())
+}
+
+/// As [`identify`], of a base and the diffs above it, as [`Server::start_layers`] takes them.
+///
+/// # Errors
+/// As there.
+pub fn identify_layers(cache: &Cache, layers: &[PathBuf]) -> quinion::error::Result<ImageIdentity> {
+    snapshot::Snapshot::open_layers(cache, layers).map(|snapshot| snapshot.identity())
 }
 
 /// Something that happened.

@@ -218,11 +218,26 @@ impl Server {
     /// An option is out of its range, the snapshot cannot be opened, another process listens there, or the
     /// system refuses a socket or a thread.
     pub fn start(cache: &Cache, snapshot: &Path, socket: &Path, options: RestoreOptions) -> Result<Self> {
+        Self::start_layers(cache, &[snapshot.to_owned()], socket, options)
+    }
+
+    /// As [`Server::start`], of a snapshot in several files: `layers` are a base and the diffs above it, each above
+    /// those before it. A diff is a sparse file of the base's size, as Firecracker writes it: its data are the pages
+    /// that changed, and its holes show the layer below. None of the files may change while they are served.
+    ///
+    /// # Errors
+    /// As [`Server::start`]; and that a diff has another size than the base, or cannot be told from its holes: it has
+    /// none, or its file system does not tell of them page by page.
+    pub fn start_layers(
+        cache: &Cache,
+        layers: &[PathBuf],
+        socket: &Path,
+        options: RestoreOptions,
+    ) -> Result<Self> {
         check_options(&options)?;
         let device_bytes_before = cache.stats().device_bytes;
-        let path = snapshot;
-        let snapshot = Snapshot::open(cache, path)?;
-        let image = options.minor.then(|| snapshot.image(cache, path)).transpose()?;
+        let snapshot = Snapshot::open_layers(cache, layers)?;
+        let image = options.minor.then(|| snapshot.image(cache, &layers[0])).transpose()?;
         Self::start_of(cache, OpenSnapshot { snapshot, image, device_bytes_before }, socket, options)
     }
 

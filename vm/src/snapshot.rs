@@ -15,6 +15,9 @@
 //! the beginning, so are they. Once a check finds it changed, or cut, nothing of it is supplied to any VM: a VM with
 //! half of its memory from one snapshot and half from another is worse than none.
 //!
+//! A snapshot may be a base and diffs, in files of their own (`snapshot/layers.rs`). Each of them is checked, and the
+//! fingerprint covers where the diffs have data, and pages of that.
+//!
 //! A snapshot that is removed, or replaced under its name, is no other snapshot: its VMs go on, and new VMs get the old
 //! one until the server is started anew.
 //!
@@ -23,13 +26,16 @@
 
 use std::fs;
 use std::io::IoSliceMut;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use quinion::ErrorKind;
+use quinion::backend::Backend;
 use quinion::error::{Error, Result};
 use quinion::internals::units::PAGE_SIZE;
 use quinion::{Cache, File, Image};
@@ -37,6 +43,9 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use super::fault_record::{Fingerprint, ImageIdentity};
+use layers::LayersBackend;
+
+mod layers;
 
 /// The clocks of file systems tick ten times in that time, or more often.
 const SETTLED: Duration = Duration::from_millis(40);
@@ -48,12 +57,26 @@ pub(super) struct Snapshot {
     file: File,
     /// The file itself, if there is one; size and time of its last change, as they were in the beginning.
     outside: Option<(fs::File, SnapshotVersion)>,
+    /// The base and the diffs above it, if there are diffs.
+    layers: Option<Arc<LayersBackend>>,
     identity: ImageIdentity,
     /// Whether the kernel's page cache held half of it or more, and says whether it holds a page still.
     is_held: AtomicBool,
 }
 
-type SnapshotVersion = (u64, i64, i64);
+/// Size and time of the last change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct SnapshotVersion {
+    size: u64,
+    seconds: i64,
+    nanoseconds: i64,
+}
+
+impl SnapshotVersion {
+    fn bytes(self) -> u64 {
+        self.size
+    }
+}
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct SnapshotChanged;
@@ -83,6 +106,29 @@ impl Snapshot {
         Ok(Self { is_held: AtomicBool::new(is_held), ..snapshot })
     }
 
+    /// As [`Snapshot::open`], of a base and the diffs above it, each above those before it.
+    pub(super) fn open_layers(cache: &Cache, paths: &[PathBuf]) -> Result<Self> {
+        if let [path] = paths {
+            return Self::open(cache, path);
+        }
+        let layers = layers::open(paths)?;
+        let file = cache.open_backend(Arc::clone(&layers) as Arc<dyn Backend>)?;
+        let mut sum = Fingerprint::new();
+        // Evenly spread pages of the snapshot may all be the base's.
+        let parts: Vec<Range<u64>> = layers.source().diff_parts().collect();
+        for part in &parts {
+            sum.add(&part.start.to_le_bytes());
+            sum.add(&part.end.to_le_bytes());
+        }
+        for samples in parts.chunks(parts.len().div_ceil(SAMPLES as usize).max(1)) {
+            add_page(&file, samples[0].start, &mut sum)?;
+        }
+        let snapshot = Self::of(file, None)?;
+        sum.add(&snapshot.identity.fingerprint.to_le_bytes());
+        let identity = ImageIdentity { fingerprint: sum.value(), ..snapshot.identity };
+        Ok(Self { layers: Some(layers), identity, ..snapshot })
+    }
+
     /// As [`Snapshot::open`], of an open file; `outside` is what others may change.
     pub(super) fn of(file: File, outside: Option<(fs::File, SnapshotVersion)>) -> Result<Self> {
         let bytes = file.len();
@@ -94,6 +140,7 @@ impl Snapshot {
         Ok(Self {
             file,
             outside,
+            layers: None,
             identity: ImageIdentity { bytes, fingerprint },
             is_held: AtomicBool::new(false),
         })
@@ -101,20 +148,11 @@ impl Snapshot {
 
     /// Copies the bytes at `offset` from the kernel's page cache, if that holds all of them. Waits for no device.
     pub(super) fn copy_held(&self, into: &mut [u8], offset: u64) -> bool {
-        let Some((raw, _)) = &self.outside else { return false };
-        let mut done = 0;
-        // Relaxed: a thread that finds out late makes a call too many.
-        while self.is_held.load(Ordering::Relaxed) && done < into.len() {
-            let rest = &mut [IoSliceMut::new(&mut into[done..])];
-            match rustix::io::preadv2(raw, rest, offset + done as u64, ReadWriteFlags::NOWAIT) {
-                Ok(read @ 1..) => done += read,
-                Err(Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS) => {
-                    self.is_held.store(false, Ordering::Relaxed);
-                }
-                Ok(0) | Err(_) => return false,
-            }
+        match (&self.layers, &self.outside) {
+            (Some(layers), _) => layers.source().copy_held(into, offset),
+            (None, Some((raw, _))) => copy_held(raw, &self.is_held, into, offset),
+            (None, None) => false,
         }
-        done == into.len()
     }
 
     /// A handle for one VM, with readahead of its own.
@@ -128,6 +166,10 @@ impl Snapshot {
 
     /// `path` is where the snapshot was opened.
     pub(super) fn image(&self, cache: &Cache, path: &Path) -> Result<Image> {
+        if let Some(layers) = &self.layers {
+            let name = path.display().to_string();
+            return Image::from_backend(cache, Arc::clone(layers) as Arc<dyn Backend>, &name);
+        }
         let image = Image::from_snapshot(cache, path)?;
         // Another file may have been put there in between.
         let wrong = |source: std::io::Error| Error::cannot_open(path, source);
@@ -143,9 +185,10 @@ impl Snapshot {
 
     /// Whether it is what it was: bytes that were held before this call are the snapshot's then.
     pub(super) fn assure(&self) -> std::result::Result<(), SnapshotChanged> {
-        let is_same = match &self.outside {
-            Some((raw, before)) => known(raw).is_ok_and(|now| now == *before),
-            None => self.file.len() == self.identity.bytes,
+        let is_same = match (&self.layers, &self.outside) {
+            (Some(layers), _) => layers.source().changed().is_none(),
+            (None, Some((raw, before))) => known(raw).is_ok_and(|now| now == *before),
+            (None, None) => self.file.len() == self.identity.bytes,
         };
         if is_same { Ok(()) } else { Err(SnapshotChanged) }
     }
@@ -156,6 +199,21 @@ fn replaced(path: &Path) -> Error {
         "{}: the snapshot was replaced while it was opened; try again",
         path.display()
     ))
+}
+
+/// Fills `into` from the kernel's page cache, if that holds all of it; it is found not to work once at most.
+fn copy_held(file: &fs::File, is_held: &AtomicBool, into: &mut [u8], offset: u64) -> bool {
+    let mut done = 0;
+    // Relaxed: a thread that finds out late makes a call too many.
+    while is_held.load(Ordering::Relaxed) && done < into.len() {
+        let rest = &mut [IoSliceMut::new(&mut into[done..])];
+        match rustix::io::preadv2(file, rest, offset + done as u64, ReadWriteFlags::NOWAIT) {
+            Ok(read @ 1..) => done += read,
+            Err(Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS) => is_held.store(false, Ordering::Relaxed),
+            Ok(0) | Err(_) => return false,
+        }
+    }
+    done == into.len()
 }
 
 /// As [`known`], of a file whose last change is so long ago that the next one carries another time. Waits for that.
@@ -171,7 +229,11 @@ fn settled(file: &fs::File) -> std::io::Result<SnapshotVersion> {
 fn known(file: &fs::File) -> std::io::Result<SnapshotVersion> {
     // Each answer makes this call; `metadata` makes one that costs a tenth more.
     let status = rustix::fs::fstat(file)?;
-    Ok((status.st_size.cast_unsigned(), status.st_mtime, status.st_mtime_nsec.cast_signed()))
+    Ok(SnapshotVersion {
+        size: status.st_size.cast_unsigned(),
+        seconds: status.st_mtime,
+        nanoseconds: status.st_mtime_nsec.cast_signed(),
+    })
 }
 
 fn fingerprint(file: &File, bytes: u64) -> Result<u64> {
@@ -183,16 +245,21 @@ fn fingerprint(file: &File, bytes: u64) -> Result<u64> {
     }
     let mut sum = Fingerprint::new();
     sum.add(&bytes.to_le_bytes());
-    let mut page = vec![0; PAGE_SIZE];
     for position in positions {
-        match file.read_at(&mut page, position) {
-            Ok(read) => sum.add(&page[..read]),
-            // A bad sector is an error of the fault that wants it, and no reason to serve no VM.
-            Err(error) if error.kind() == ErrorKind::Io => sum.add(b"unreadable"),
-            Err(error) => return Err(error),
-        }
+        add_page(file, position, &mut sum)?;
     }
     Ok(sum.value())
+}
+
+fn add_page(file: &File, position: u64, sum: &mut Fingerprint) -> Result<()> {
+    let mut page = vec![0; PAGE_SIZE];
+    match file.read_at(&mut page, position) {
+        Ok(read) => sum.add(&page[..read]),
+        // A bad sector is an error of the fault that wants it, and no reason to serve no VM.
+        Err(error) if error.kind() == ErrorKind::Io => sum.add(b"unreadable"),
+        Err(error) => return Err(error),
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -446,6 +446,32 @@ fn all_memory_is_filled_on_request_and_none_otherwise() {
     assert_eq!(number(&report, "ahead_bytes"), 0, "{report}");
 }
 
+/// The base has one half of the image, and other bytes where the diff has its half.
+#[test]
+fn a_base_and_its_diff_are_served_as_one_snapshot() {
+    use std::os::unix::fs::FileExt;
+    if !vmm::has("a_base_and_its_diff_are_served_as_one_snapshot", &[REMOVALS]) {
+        return;
+    }
+    let stage = Stage::new(Image::new(38, 600));
+    let diff = fs::File::create(stage.path("diff")).unwrap();
+    let base = fs::OpenOptions::new().write(true).open(stage.snapshot()).unwrap();
+    diff.set_len(stage.image.bytes()).unwrap();
+    for page in 200..500 {
+        diff.write_all_at(&stage.image.page(page), page * 4096).unwrap();
+        base.write_all_at(&[0xEE; 4096], page * 4096).unwrap();
+    }
+    let path = stage.path("diff");
+    let words = ["--diff", path.to_str().unwrap(), "--json"];
+    let served = stage.serve(&words);
+    Monitor::start(&stage.plan()).does("touch 0 600 2");
+    let (_, report) = served.stop(libc::SIGTERM);
+    assert_eq!(number(&report, "vms"), 1, "{report}");
+    diff.set_len(stage.image.bytes() - 4096).unwrap();
+    assert_fails(&stage.fails(&words), 1, "name diffs of this base");
+    assert_fails(&stage.fails(&["--diff", "/no/such/diff"]), 1, "/no/such/diff");
+}
+
 #[test]
 fn the_server_does_not_start_with_a_wrong_snapshot_or_argument() {
     let stage = Stage::new(Image::new(35, 10));

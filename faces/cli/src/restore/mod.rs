@@ -19,7 +19,7 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use quinion_vm::{
     Event, FaultRecord, FaultRecordError, Fill, ImageIdentity, OnFailure, RestoreOptions, RestoreStats,
-    Server, identify,
+    Server, identify_layers,
 };
 
 use crate::report::{Form, Report, Value};
@@ -35,6 +35,8 @@ const MORE: &str = r#"How to use it:
       Then have each VMM connect there. Firecracker does that when a snapshot is loaded with
       {"mem_backend": {"backend_type": "Uffd", "backend_path": "/run/vm.sock"}, ...}
       Many VMs may be started from one server: they share what the cache has of the file.
+  quinion restore --snapshot base.mem --diff monday.mem --diff tuesday.mem --socket /run/vm.sock
+      A snapshot in layers: a base, and the diffs above it, the oldest first.
   quinion restore ... --record boot.record     run a VM for a while, then end this command
   quinion restore ... --replay boot.record     the next VMs find these pages before they ask for them
   quinion restore ... --fill all              VMs get all of their memory, from its beginning, while they run
@@ -52,7 +54,12 @@ the numbers of its --uid and --gid, and a path inside its chroot. To kill a VM o
 cannot be served, this command has to be root, or have CAP_KILL. Each VM takes three open files
 here (ulimit -n).
 
-The snapshot must stay as it is while it is served. If its size or its time of change
+A diff is a sparse file of the base's size. Keep it as it was written: zeros that become holes
+(`cp --sparse=always`, `fallocate --dig-holes`) show the layer below, and holes that become zeros
+(copies that are not sparse) hide it. A diff without any hole is refused, and one on a file system
+that does not tell holes page by page. The record of layers is of all of them.
+
+The snapshot must stay as it is while it is served, with all its diffs. If its size or its time of change
 becomes another, or a part of it cannot be read and the kernel cannot tell the VM so
 (UFFDIO_POISON, Linux 6.6), the VMs that need more of it are given up; see --on-failure.
 
@@ -82,6 +89,10 @@ pub struct Arguments {
     /// The file with the VMs' memory.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     snapshot: PathBuf,
+    /// A diff above the snapshot, as Firecracker writes it: its data are the pages that changed, its holes show what
+    /// lies below. Name all of them, the oldest first.
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    diff: Vec<PathBuf>,
     /// Where VMMs connect: a socket, which only you can use if not told otherwise. It is created; a leftover one
     /// without a listener is replaced.
     #[arg(long, value_name = "PATH")]
@@ -183,7 +194,7 @@ fn restore(arguments: &Arguments) -> Result<ExitCode, String> {
     let metrics = arguments.metrics.as_ref().map(Metrics::start).transpose()?;
     let bar = bar();
     let server = start(arguments, &bar)?;
-    let (snapshot, socket) = (arguments.snapshot.display(), arguments.socket.display());
+    let (snapshot, socket) = (shown_layers(arguments), arguments.socket.display());
     let bytes = size::shown(server.image().bytes);
     say(&bar, &format!("serving {snapshot} ({bytes}) on {socket}"));
     if let Some(address) = metrics.as_ref().and_then(Metrics::address) {
@@ -213,6 +224,15 @@ fn restore(arguments: &Arguments) -> Result<ExitCode, String> {
     }
 }
 
+fn shown_layers(arguments: &Arguments) -> String {
+    let base = arguments.snapshot.display();
+    match arguments.diff.len() {
+        0 => base.to_string(),
+        1 => format!("{base} and 1 diff"),
+        diffs => format!("{base} and {diffs} diffs"),
+    }
+}
+
 fn named(path: &Path, error: &dyn std::fmt::Display) -> String {
     format!("{}: {error}", path.display())
 }
@@ -238,9 +258,10 @@ fn check_record(path: &Path) -> Result<(), String> {
 
 fn start(arguments: &Arguments, bar: &ProgressBar) -> Result<Server, String> {
     let cache = build_cache(arguments.memory)?;
+    let layers: Vec<PathBuf> = std::iter::once(&arguments.snapshot).chain(&arguments.diff).cloned().collect();
     let mut options = RestoreOptions::new();
     if let Some(path) = &arguments.replay {
-        let image = identify(&cache, &arguments.snapshot).map_err(|error| error.to_string())?;
+        let image = identify_layers(&cache, &layers).map_err(|error| error.to_string())?;
         options.replay = record_of(path, image, bar)?;
     }
     options.fill = match arguments.fill {
@@ -264,7 +285,7 @@ fn start(arguments: &Arguments, bar: &ProgressBar) -> Result<Server, String> {
     };
     let bar = bar.clone();
     options.observer = Some(Arc::new(move |event: &Event| say(&bar, &told(event))));
-    Server::start(&cache, &arguments.snapshot, &arguments.socket, options)
+    Server::start_layers(&cache, &layers, &arguments.socket, options)
         .map_err(|error| no_room(arguments, &cache).unwrap_or_else(|| error.to_string()))
 }
 

@@ -55,8 +55,9 @@
 //! The server kills its process by its process descriptor, and closes the userfaultfd only when the process has ended;
 //! the same at the server's own end. [`OnFailure::Leave`] leaves that to the embedder, which learns of it by [`Event`]
 //! and by the end of the connection. A peer for which there is no place, or whose message is wrong or late, is such a
-//! VM, too, if its userfaultfd has come, read or not. A server that is killed can do neither: a supervisor should watch
-//! its connections and end the VMs then.
+//! VM, too, if its userfaultfd has come, read or not. A server that is killed can do neither: a supervisor has to watch
+//! its process (`waitpid`, or `poll` on a pidfd) and end the VMs then. The end of the connection tells no VMM:
+//! Firecracker keeps the socket and never looks at it.
 //!
 //! **One worker for one VM at a time.** So events are noted in their order, and whatever a worker notes holds for all
 //! answers that follow. Faults that come together start all their reads before the first is waited for.
@@ -106,7 +107,7 @@ pub use latency::LatencyHistogram;
 pub use message::BadMessage;
 pub use pages::TooManyPieces;
 pub use server::Server;
-pub use stats::{RestoreCounters, RestoreStats};
+pub use stats::{RestoreCounters, RestoreStats, VmStats};
 
 /// For this workspace's tests and fuzz targets: no version promises anything of it.
 #[doc(hidden)]

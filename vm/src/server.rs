@@ -89,7 +89,7 @@ use crate::fault_record::{FaultRecord, ImageIdentity, Recorder};
 use crate::message::DESCRIPTORS_MAX;
 use crate::replay::Replay;
 use crate::snapshot::Snapshot;
-use crate::stats::RestoreStats;
+use crate::stats::{RestoreStats, VmStats};
 use crate::streams::STREAMS;
 use crate::{Event, RestoreOptions};
 
@@ -520,13 +520,20 @@ impl Shared {
             image_bytes: self.snapshot.identity().bytes,
             device_bytes,
             counters: table.past.clone(),
+            each: Vec::new(),
         };
-        for connection in table.connections.values() {
+        let mut vms = Vec::new();
+        for (&vm, connection) in &table.connections {
             let is_vm =
                 matches!(connection.place().stage, ConnectionState::Serving(_) | ConnectionState::Taken);
-            stats.vms += u64::from(is_vm);
-            stats.counters.merge(&connection.counted());
+            let counters = connection.counted();
+            stats.counters.merge(&counters);
+            if is_vm {
+                vms.push(VmStats { vm, process: connection.peer.process(), counters });
+            }
         }
+        stats.vms = vms.len() as u64;
+        stats.tell_each(vms);
         stats
     }
 }

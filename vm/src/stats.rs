@@ -9,6 +9,8 @@
 //! How much of the pages supplied ahead was used is not known: a page that is there makes no fault. Faults on pages
 //! that the record had not come to count as demand.
 //!
+//! Of the VMs that are served now each has rows of its own, 256 of them at most: a series ends with its VM.
+//!
 //! Invariant: the names in the text for Prometheus are a promise, as those of a report are.
 
 use std::fmt::{self, Write};
@@ -84,12 +86,36 @@ pub struct RestoreStats {
     pub device_bytes: u64,
     /// Counts for all VMs.
     pub counters: RestoreCounters,
+    /// The VMs that are served now, in the order of their numbers: the first 256 of them.
+    pub each: Vec<VmStats>,
+}
+
+/// VMs of which [`RestoreStats::each`] tells at most.
+const EACH_MAX: usize = 256;
+
+/// One VM that is served.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct VmStats {
+    /// Its number, from 1 on, as [`Event::Begun`](crate::Event::Begun) tells it.
+    pub vm: u64,
+    /// Its process, 0 if that is not known.
+    pub process: u32,
+    /// Counts of the work done for it.
+    pub counters: RestoreCounters,
 }
 
 /// Powers of two of nanoseconds at which the text for Prometheus counts: 1 us to 1 s.
 const POWERS: std::ops::RangeInclusive<u32> = 10..=30;
 
 impl RestoreStats {
+    /// Adds the VMs that are served now.
+    pub(super) fn tell_each(&mut self, mut vms: Vec<VmStats>) {
+        vms.sort_unstable_by_key(|vm| vm.vm);
+        vms.truncate(EACH_MAX);
+        self.each = vms;
+    }
+
     /// The numbers in Prometheus's text format.
     pub fn prometheus(&self) -> String {
         let mut text = String::new();
@@ -140,7 +166,33 @@ impl RestoreStats {
             writeln!(out, "{name}_bucket{{le=\"{}\"}} {}", seconds(nanoseconds), latency.up_to(nanoseconds))?;
         }
         writeln!(out, "{name}_bucket{{le=\"+Inf\"}} {}", latency.count())?;
-        writeln!(out, "{name}_sum {}\n{name}_count {}", seconds(latency.sum()), latency.count())
+        writeln!(out, "{name}_sum {}\n{name}_count {}", seconds(latency.sum()), latency.count())?;
+        self.write_each(out)
+    }
+
+    /// A family for each number, with a row for each VM.
+    fn write_each(&self, out: &mut String) -> fmt::Result {
+        type Number = fn(&RestoreCounters) -> String;
+        let families: [(&str, &str, &str, Number); 9] = [
+            ("faults_total", "counter", "Faults that were answered", |n| n.faults.to_string()),
+            ("demand_bytes_total", "counter", "Bytes for faults", |n| n.demand_bytes.to_string()),
+            ("ahead_bytes_total", "counter", "Bytes ahead of faults", |n| n.ahead_bytes.to_string()),
+            ("zero_bytes_total", "counter", "Bytes of zeros", |n| n.zero_bytes.to_string()),
+            ("mapped_bytes_total", "counter", "Bytes that were mapped", |n| n.mapped_bytes.to_string()),
+            ("removed_bytes_total", "counter", "Bytes given back", |n| n.removed_bytes.to_string()),
+            ("poisoned_bytes_total", "counter", "Bytes not readable", |n| n.poisoned_bytes.to_string()),
+            ("fault_seconds_total", "counter", "Time that faults waited", |n| seconds(n.latency.sum())),
+            ("fault_seconds_max", "gauge", "The longest of them", |n| seconds(n.latency.max())),
+        ];
+        for (name, kind, help, number) in families.iter().filter(|_| !self.each.is_empty()) {
+            writeln!(out, "# HELP quinion_restore_vm_{name} {help}, of one VM.")?;
+            writeln!(out, "# TYPE quinion_restore_vm_{name} {kind}")?;
+            for VmStats { vm, process, counters } in &self.each {
+                let labels = format!("vm=\"{vm}\",process=\"{process}\"");
+                writeln!(out, "quinion_restore_vm_{name}{{{labels}}} {}", number(counters))?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -167,6 +219,24 @@ mod tests {
             "quinion_restore_fault_seconds_bucket{le=\"1.073741823\"} 2\n",
             "quinion_restore_fault_seconds_bucket{le=\"+Inf\"} 3\n",
             "quinion_restore_fault_seconds_sum 3.000002000\nquinion_restore_fault_seconds_count 3\n",
+        ] {
+            assert!(text.contains(line), "{line} is not in\n{text}");
+        }
+        let mut vm = VmStats { vm: 7, process: 4711, ..VmStats::default() };
+        (vm.counters.faults, vm.counters.demand_bytes) = (2, 8192);
+        vm.counters.latency.add(1500);
+        assert!(!text.contains("quinion_restore_vm_"), "there is no VM");
+        let vms = (0..300).map(|number| VmStats { vm: 300 - number, ..VmStats::default() });
+        stats.tell_each(vms.collect());
+        assert_eq!((stats.each.len(), stats.each[0].vm, stats.each[255].vm), (256, 1, 256));
+        stats.tell_each(vec![vm, VmStats { vm: 3, ..VmStats::default() }]);
+        let text = stats.prometheus();
+        for line in [
+            "# TYPE quinion_restore_vm_faults_total counter\nquinion_restore_vm_faults_total{vm=\"3\",",
+            "process=\"0\"} 0\n",
+            "quinion_restore_vm_faults_total{vm=\"7\",process=\"4711\"} 2\n",
+            "quinion_restore_vm_demand_bytes_total{vm=\"7\",process=\"4711\"} 8192\n",
+            "quinion_restore_vm_fault_seconds_total{vm=\"7\",process=\"4711\"} 0.000001500\n",
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
         }

@@ -118,7 +118,7 @@ pub struct Arguments {
     #[arg(long, value_enum, value_name = "WHAT", default_value_t)]
     fill: FillChoice,
     /// Numbers for Prometheus: a file, written every second, or an address to ask over HTTP, such as 127.0.0.1:9100
-    /// (with port 0, one that is free).
+    /// (with port 0, one that is free). The VMs that are served now have rows of their own, 256 of them at most.
     #[arg(long, value_name = "FILE|ADDRESS")]
     metrics: Option<MetricsTarget>,
     /// Offer the snapshot's memory to VMMs that can map it, so that their VMs share it: `--memory` must have room for

@@ -1,7 +1,7 @@
 //! Package: packages for Debian and its like, of all that a user installs.
 //!
 //! ```text
-//!   quinion           the command, with its manual pages and the shells' completions
+//!   quinion           the command, with its manual pages, the shells' completions and systemd's unit of restore
 //!   quinion-serve     the server of a node: quinion-serve, quinion-object, quinion-s3, systemd's units
 //!   quinion-sqlite    the extension for SQLite
 //!   libquinion0.1     the C library
@@ -63,6 +63,7 @@ const PACKAGES: [Package; 5] = [
             "usr/share/bash-completion/completions/quinion",
             "usr/share/zsh/vendor-completions/_quinion",
             "usr/share/fish/vendor_completions.d/quinion.fish",
+            "usr/lib/systemd/system/quinion-restore.service",
         ],
     },
     Package {
@@ -163,6 +164,9 @@ fn lay_out(folder: &Path) -> Result<(), Failure> {
     for program in ["quinion-serve", "quinion-object", "quinion-s3"] {
         install_program(&release(program), &of("quinion-serve", &format!("usr/bin/{program}")))?;
     }
+    let unit = "quinion-restore.service";
+    let place = of("quinion", &format!("usr/lib/systemd/system/{unit}"));
+    copy(&repository().join("packaging").join(unit), &place)?;
     for unit in ["quinion-serve.service", "quinion-serve.socket"] {
         let place = of("quinion-serve", &format!("usr/lib/systemd/user/{unit}"));
         copy(&repository().join("packaging").join(unit), &place)?;

@@ -9,7 +9,7 @@
 //!                [--report text|json|none] [--report-file FILE] [--live] [--keep[=NAME] [--idle TIME]]
 //!                -- PROGRAM [ARGUMENTS]
 //!   quinion stop [NAME...] [--all]          quinion keeps [--json]
-//!   quinion restore --snapshot FILE --socket PATH [--record FILE] [--replay FILE] [--metrics FILE|ADDRESS] ..
+//!   quinion restore --snapshot FILE [--diff FILE].. --socket PATH [--record FILE] [--replay FILE] ..
 //!   quinion serve ..    quinion s3 ..       `quinion-serve`, `quinion-s3 serve`
 //!   quinion top [--json] [ADDRESS]          what a running `quinion serve` does
 //!   quinion man [VERB] [--out DIR]          quinion completions SHELL

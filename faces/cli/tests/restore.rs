@@ -472,6 +472,56 @@ fn a_base_and_its_diff_are_served_as_one_snapshot() {
     assert_fails(&stage.fails(&["--diff", "/no/such/diff"]), 1, "/no/such/diff");
 }
 
+/// A VM that is ordered after the unit finds the socket.
+#[test]
+fn the_service_manager_is_told_when_vms_may_connect_and_when_the_server_ends() {
+    let stage = Stage::new(Image::new(39, 10));
+    let manager = std::os::unix::net::UnixDatagram::bind(stage.sockets.path().join("notify")).unwrap();
+    manager.set_read_timeout(Some(WATCHDOG)).unwrap();
+    let mut command = stage.command(&[]);
+    command.env("NOTIFY_SOCKET", stage.sockets.path().join("notify"));
+    let served = Served::start(command);
+    let said = || {
+        let mut bytes = [0; 100];
+        let len = manager.recv(&mut bytes).unwrap();
+        String::from_utf8_lossy(&bytes[..len]).into_owned()
+    };
+    assert_eq!(said(), "READY=1");
+    assert!(UnixStream::connect(stage.socket()).is_ok());
+    served.stop(libc::SIGTERM);
+    assert_eq!(said(), "STOPPING=1");
+    // A manager that cannot be told is no reason to serve no VM.
+    let mut command = stage.command(&[]);
+    command.env("NOTIFY_SOCKET", "/no/such/manager");
+    Served::start(command).says("cannot tell the service manager");
+}
+
+/// The unit in `packaging/`.
+#[test]
+fn the_unit_for_systemd_has_options_that_the_command_takes() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/quinion-restore.service");
+    let unit = fs::read_to_string(path).unwrap();
+    let line = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).unwrap();
+    let words: Vec<&str> = line.split_ascii_whitespace().collect();
+    assert_eq!(words[..2], ["/usr/bin/quinion", "restore"]);
+    let help = Command::new(env!("CARGO_BIN_EXE_quinion")).args(["restore", "--help"]).output().unwrap();
+    let help = String::from_utf8(help.stdout).unwrap();
+    let words_of_unit = unit.split(|c: char| !(c.is_alphanumeric() || c == '-'));
+    // `systemctl enable --now`.
+    for option in words_of_unit.filter(|word| word.starts_with("--") && *word != "--now") {
+        assert!(help.contains(&format!("{option} ")), "{option} is not in {help}");
+    }
+    // The variables that the command line names are set, the snapshot's too.
+    for name in ["SNAPSHOT", "OPTIONS"] {
+        assert!(line.contains(name) && unit.contains(&format!("\nEnvironment={name}=")), "{name}");
+    }
+    let socket = words.iter().find(|word| word.ends_with("vm.sock")).unwrap();
+    assert!(
+        unit.contains("\nRuntimeDirectory=quinion-restore\n") && socket.starts_with("/run/quinion-restore/")
+    );
+    assert!(unit.contains("\nType=notify\n"));
+}
+
 #[test]
 fn the_server_does_not_start_with_a_wrong_snapshot_or_argument() {
     let stage = Stage::new(Image::new(35, 10));

@@ -10,6 +10,7 @@
 //! This module decides only where the numbers go. The server is the library's.
 
 mod metrics;
+mod ready;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -59,8 +60,8 @@ A diff is a sparse file of the base's size. Keep it as it was written: zeros tha
 (copies that are not sparse) hide it. A diff without any hole is refused, and one on a file system
 that does not tell holes page by page. The record of layers is of all of them.
 
-The snapshot must stay as it is while it is served, with all its diffs. If its size or its time of change
-becomes another, or a part of it cannot be read and the kernel cannot tell the VM so
+The snapshot must stay as it is while it is served, with all its diffs. If its size or its time of
+change becomes another, or a part of it cannot be read and the kernel cannot tell the VM so
 (UFFDIO_POISON, Linux 6.6), the VMs that need more of it are given up; see --on-failure.
 
 Ending: SIGINT, SIGTERM or SIGHUP. VMs that are still there are killed then, or left, by
@@ -72,7 +73,8 @@ at the first page that it has not got, for Firecracker keeps the userfaultfd ope
 watch the connection. So the VMs have to be ended by what supervises them, when the process of
 this command ends: with systemd, BindsTo= and After= the unit of this command in the units of the
 VMs; elsewhere, kill them when waitpid or a pidfd reports its end. A new server can serve new VMs
-at once, and none of the old ones.
+at once, and none of the old ones. A unit comes with Quinion's package, quinion-restore.service:
+the command tells systemd when VMs may connect (Type=notify).
 
 Own protocol of --minor: send {"quinion_restore":1,"want":"image"}; the answer says size
 and page_size, and comes with a descriptor. Map that privately, touch none of it, and send
@@ -200,7 +202,12 @@ fn restore(arguments: &Arguments) -> Result<ExitCode, String> {
     if let Some(address) = metrics.as_ref().and_then(Metrics::address) {
         say(&bar, &format!("numbers for Prometheus at http://{address}/metrics"));
     }
+    if let Err(wrong) = ready::tell("READY=1") {
+        say(&bar, &wrong);
+    }
     watch(&server, &ending, metrics.as_ref(), &bar);
+    // It takes a moment to end the VMs and to write the record.
+    let _ = ready::tell("STOPPING=1");
     bar.finish_and_clear();
     let record = server.record();
     let stats = server.stop();

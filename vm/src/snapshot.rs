@@ -84,16 +84,12 @@ pub(super) struct SnapshotChanged;
 impl Snapshot {
     pub(super) fn open(cache: &Cache, path: &Path) -> Result<Self> {
         let wrong = |source: std::io::Error| Error::cannot_open(path, source);
-        // Its kind is looked at before it is opened to be read: a pipe would wait for a writer there.
-        let found = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
-        let found = fs::File::from(found.map_err(|errno| wrong(errno.into()))?);
-        let kind = found.metadata().map_err(wrong)?.file_type();
-        if !kind.is_file() && !kind.is_block_device() {
+        let of_bytes = |kind: fs::FileType| kind.is_file() || kind.is_block_device();
+        let Some(raw) = open_if(path, of_bytes).map_err(wrong)? else {
             // By its own name, and not by that of a descriptor.
             cache.open(path)?;
             return Err(replaced(path));
-        }
-        let raw = fs::File::open(format!("/proc/self/fd/{}", found.as_raw_fd())).map_err(wrong)?;
+        };
         let known = settled(&raw).map_err(wrong)?;
         let file = cache.open(format!("/proc/self/fd/{}", raw.as_raw_fd()))?;
         if file.is_empty() {
@@ -192,6 +188,16 @@ impl Snapshot {
         };
         if is_same { Ok(()) } else { Err(SnapshotChanged) }
     }
+}
+
+/// Opens a file of a wanted kind for reading; `None` if it is of another. The kind is looked at before: the open of a
+/// pipe would wait for a writer.
+fn open_if(path: &Path, is_wanted: impl Fn(fs::FileType) -> bool) -> std::io::Result<Option<fs::File>> {
+    let found = fs::File::from(rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?);
+    if !is_wanted(found.metadata()?.file_type()) {
+        return Ok(None);
+    }
+    fs::File::open(format!("/proc/self/fd/{}", found.as_raw_fd())).map(Some)
 }
 
 fn replaced(path: &Path) -> Error {

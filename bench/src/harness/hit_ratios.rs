@@ -200,8 +200,8 @@ mod tests {
             row("b at 5 %", 10.0, OPTIMUM, 99.0),
             RecordedRow { experiment: "hit".to_owned(), ..row("c at 5 %", 1.0, "LRU", 2.0) },
         ];
-        let text = replaced(&format!("x\n{BEGIN}old\n{END}\ny\n"), &rows).expect("the marks are there");
-        assert!(text.starts_with("x\n") && text.ends_with("\ny\n") && !text.contains("old"), "{text}");
+        let text = replaced(&format!("x\n{BEGIN}earlier\n{END}\ny\n"), &rows).expect("the marks are there");
+        assert!(text.starts_with("x\n") && text.ends_with("\ny\n") && !text.contains("earlier"), "{text}");
         assert!(text.contains("| a at 1 % | **40.0** |") && text.contains("| ARC 40.9 |"), "{text}");
         assert!(text.contains("| b at 5 % | 10.0 |") && text.contains("| LRU 11.1 |"), "{text}");
         assert!(text.contains("all 2 rows: quinion 25.0, LRU 20.6, ARC 22.9."), "{text}");

@@ -42,7 +42,7 @@ use quinion::internals::units::PAGE_SIZE;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
-use super::{SnapshotVersion, copy_held, known, settled};
+use super::{SnapshotVersion, copy_held, known, open_if, settled};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 /// The base and its diffs, at most: each is looked at whenever a VM is answered.
@@ -237,10 +237,9 @@ impl ReadAt for Layers {
 impl LayerFile {
     fn open(path: &Path) -> Result<Self> {
         let wrong = |source: io::Error| Error::cannot_open(path, source);
-        let file = fs::File::open(path).map_err(wrong)?;
-        if !file.metadata().map_err(wrong)?.is_file() {
-            return Err(refused(path, "a snapshot with diffs consists of files, and this is none"));
-        }
+        let file = open_if(path, |kind| kind.is_file()).map_err(wrong)?;
+        let not_a_file = || refused(path, "a snapshot with diffs consists of files, and this is none");
+        let file = file.ok_or_else(not_a_file)?;
         let opened = settled(&file).map_err(wrong)?;
         if opened.bytes() == 0 {
             return Err(refused(path, "the snapshot is empty; name the file with the VM's memory"));

@@ -10,6 +10,10 @@ use foyer_memory::{
 use super::peers::{Fifo, Lru, S3Fifo, Sieve, TinyLfu};
 use super::*;
 
+/// Zipf and made-up ones. A loop is kept, or lost whole, by how many ghosts an S3-FIFO has, which its paper leaves open;
+/// and the crate's sketch of W-TinyLFU overflows in a debug build if a page is asked for too often.
+const COUNTED_TRACES: usize = 5;
+
 /// Hits in per cent of a cache of the crate, which holds `pages` pages.
 fn of_crate(trace: &Trace, pages: usize, policy: impl Into<EvictionConfig>) -> f64 {
     let cache: Cache<u32, ()> = CacheBuilder::new(pages).with_shards(1).with_eviction_config(policy).build();
@@ -47,19 +51,19 @@ fn what_is_defined_to_the_letter_answers_the_same() {
 
 #[test]
 fn s3_fifo_and_w_tiny_lfu_are_near_the_crates() {
-    for (trace, pages) in traces() {
+    const POINTS: f64 = 2.5;
+    for (number, (trace, pages)) in traces().into_iter().take(COUNTED_TRACES).enumerate() {
         let unique = trace.unique();
+        let ours = percent_of(&trace, S3Fifo::new(unique, pages));
+        let crates = of_crate(&trace, pages, S3FifoConfig::default());
+        assert!((ours - crates).abs() < POINTS, "S3-FIFO, trace {number}: {ours:.2}, {crates:.2}");
         let lfu = LfuConfig {
             window_capacity_ratio: 0.01,
             protected_capacity_ratio: 0.792,
             cmsketch_eps: 1.0 / (8.0 * pages as f64),
             cmsketch_confidence: 0.9375,
         };
-        let ours = percent_of(&trace, TinyLfu::new(unique, pages));
-        let crates = of_crate(&trace, pages, lfu);
-        println!("W-TinyLFU {pages}: {ours:.2} {crates:.2}");
-        let s3 = S3FifoConfig::default();
-        let (ours, crates) = (percent_of(&trace, S3Fifo::new(unique, pages)), of_crate(&trace, pages, s3));
-        println!("S3-FIFO {pages}: {ours:.2} {crates:.2}");
+        let (ours, crates) = (percent_of(&trace, TinyLfu::new(unique, pages)), of_crate(&trace, pages, lfu));
+        assert!((ours - crates).abs() < POINTS, "W-TinyLFU, trace {number}: {ours:.2}, {crates:.2}");
     }
 }

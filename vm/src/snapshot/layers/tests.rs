@@ -218,6 +218,10 @@ fn a_diff_without_holes_and_one_named_twice_are_refused() {
     assert!(refusal(&[]).contains("no snapshot is named"));
     let folder_itself = folder.folder.path().to_owned();
     assert!(refusal(&[paths[0].clone(), folder_itself]).contains("this is none"));
+    // Opened for reading, it would wait for a writer.
+    let (pipe, mode) = (folder.folder.path().join("pipe"), rustix::fs::Mode::RUSR);
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).expect("it is new");
+    assert!(refusal(&[paths[0].clone(), pipe]).contains("this is none"));
 }
 
 /// The data that a file system of 1 KiB blocks tells of a page of which a part was written, or a part dug out.

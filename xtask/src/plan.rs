@@ -34,6 +34,8 @@ const PROGRAMS: [&str; 14] = [
     "fio",
     "db_bench",
 ];
+/// A header of SQLite's, with which the crash tests of its extension build a VFS.
+const SQLITE_HEADER: &str = "/usr/include/sqlite3ext.h";
 /// Files in the target folder that show what scripts/setup has installed there.
 const TOOLS: [(&str, &str); 3] = [
     ("duckdb", "tools/duckdb-2.0.0/complete"),
@@ -187,6 +189,7 @@ pub fn setup() -> Result<(), Failure> {
 pub fn setup_if_needed() -> Result<(), Failure> {
     let mut missing: Vec<&str> = PROGRAMS.into_iter().filter(|program| !is_installed(program)).collect();
     let has_tool = |path: &str| target_folder().join(path).exists();
+    missing.extend((!Path::new(SQLITE_HEADER).exists()).then_some("libsqlite3-dev"));
     missing.extend(TOOLS.into_iter().filter(|(_, path)| !has_tool(path)).map(|(name, _)| name));
     if missing.is_empty() {
         return Ok(());

@@ -3,8 +3,9 @@
 //! `storm.py` says what its workers do and how a wrong byte would show. Here it runs in each journal mode, with pages
 //! of several sizes, with connections that are killed in the middle of transactions.
 
-use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+mod common;
+
+use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,42 +15,10 @@ use object_store::path::Path as ObjectPath;
 use object_store::{ObjectStoreExt, PutPayload};
 use quinion_service::Server;
 
-/// The extension that was built with this test.
-fn extension() -> PathBuf {
-    let built = std::env::current_exe().unwrap().with_file_name("libquinion_vfs.so");
-    assert!(built.exists(), "{} is not there; build the package first", built.display());
-    built
-}
+use common::{Folder, extension, python, server};
 
-/// A Python whose module can load extensions.
-fn python() -> &'static str {
-    let can = |python: &&str| {
-        let program = "import sqlite3; sqlite3.connect(':memory:').enable_load_extension(True)";
-        let tried = Command::new(python).args(["-c", program]).output();
-        tried.is_ok_and(|tried| tried.status.success())
-    };
-    let found = ["python3", "/usr/bin/python3"].into_iter().find(can);
-    found.expect("no python3 whose sqlite3 can load extensions; install Debian's python3 (scripts/setup)")
-}
-
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        Self::below(Path::new(env!("CARGO_TARGET_TMPDIR")), name)
-    }
-
-    fn below(parent: &Path, name: &str) -> Self {
-        let folder = parent.join(format!("quinion-{name}-{}", std::process::id()));
-        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).unwrap();
-        Self(folder)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+fn folder(name: &str) -> Folder {
+    Folder::below(Path::new(env!("CARGO_TARGET_TMPDIR")), name)
 }
 
 /// What the shell prints for these statements, with the extension loaded.
@@ -61,7 +30,7 @@ fn shell(folder: &Folder, statements: &str) -> Output {
 }
 
 fn storm(name: &str, words: &[&str]) {
-    storm_in(&Folder::new(name), words);
+    storm_in(&folder(name), words);
 }
 
 /// Returns what it told.
@@ -103,14 +72,6 @@ fn a_storm_of_connections_that_come_and_go_sees_one_history() {
     let folder = Folder::below(Path::new("/dev/shm"), "visits");
     let told = storm_in(&folder, &["--journal", "wal", "--kills", "3", "--visits"]);
     assert!(!told.contains("\"idle\": 0,"), "no transaction met an idle log: {told}");
-}
-
-/// A server, in a folder that a socket's path may have, and the socket.
-fn server(folder: &Folder, memory: u64) -> (Server, PathBuf) {
-    let socket = folder.0.join("server.sock");
-    let cache = quinion::Cache::builder().memory(memory).build().unwrap();
-    let server = Server::builder(cache).revisions(true).start(socket.to_str().unwrap()).unwrap();
-    (server, socket)
 }
 
 /// On a file system whose times tell of each write. On a busy machine writers may leave no pause in which times settle:
@@ -224,7 +185,7 @@ fn a_process_that_shares_pages_keeps_its_locks() {
 }
 
 fn case(name: &str) {
-    case_in(&Folder::new(name), name);
+    case_in(&folder(name), name);
 }
 
 /// A case of a log without frames, on a file system whose times tell of each write. The tests' own may be another.
@@ -310,7 +271,7 @@ fn a_second_copy_of_sqlite_is_refused() {
 
 #[test]
 fn reads_of_the_shell_are_served() {
-    let folder = Folder::new("shell");
+    let folder = folder("shell");
     let made = shell(
         &folder,
         "CREATE TABLE t (x); WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < 50000) \
@@ -331,7 +292,7 @@ fn reads_of_the_shell_are_served() {
 
 #[test]
 fn pages_that_are_too_small_are_read_past_the_cache() {
-    let folder = Folder::new("small");
+    let folder = folder("small");
     let made = shell(
         &folder,
         "PRAGMA page_size = 1024; CREATE TABLE t (x); INSERT INTO t VALUES (randomblob(100000)); \
@@ -343,7 +304,7 @@ fn pages_that_are_too_small_are_read_past_the_cache() {
 
 #[test]
 fn the_bound_is_said_in_sql_and_a_wrong_one_in_words() {
-    let folder = Folder::new("bound");
+    let folder = folder("bound");
     let told = shell(&folder, "PRAGMA quinion_memory = '64M'; PRAGMA quinion_memory;");
     assert_eq!(String::from_utf8_lossy(&told.stdout), "67108864\n67108864\n");
     let wrong = shell(&folder, "PRAGMA quinion_memory = 'much';");
@@ -354,7 +315,7 @@ fn the_bound_is_said_in_sql_and_a_wrong_one_in_words() {
 
 #[test]
 fn an_immutable_database_is_served_without_locks() {
-    let folder = Folder::new("immutable");
+    let folder = folder("immutable");
     let made = shell(&folder, "CREATE TABLE t (x); INSERT INTO t VALUES (randomblob(900000)); SELECT 1;");
     assert_eq!(String::from_utf8_lossy(&made.stdout), "1\n");
     let mut command = Command::new("sqlite3");
@@ -408,7 +369,7 @@ fn a_database_that_is_an_object_is_read_through_the_server() {
 
 #[test]
 fn an_object_that_no_server_has_is_an_error() {
-    let folder = Folder::new("object");
+    let folder = folder("object");
     let mut command = Command::new("sqlite3");
     command.current_dir(&folder.0).args(["-batch", "-bail", ":memory:"]);
     command.arg(format!(".load {}", extension().display()));

@@ -55,3 +55,5 @@ pub mod fdstate;
     reason = "another process's memory becomes references, and hits copy to a caller's address"
 )]
 pub mod viewer;
+#[cfg(all(test, not(quinion_model)))]
+mod recorded;

@@ -343,6 +343,18 @@ pub struct Descriptor {
 #[cfg(not(quinion_model))]
 const _: () = assert!(core::mem::size_of::<Descriptor>() == 32);
 
+#[cfg(all(test, not(quinion_model)))]
+impl Descriptor {
+    /// Its fields and where they lie, for `recorded.rs`. They fill it, so none is left out.
+    pub(crate) const FIELDS: [(&str, usize); 5] = [
+        ("word", core::mem::offset_of!(Self, word)),
+        ("index", core::mem::offset_of!(Self, index)),
+        ("mapping", core::mem::offset_of!(Self, mapping)),
+        ("pins", core::mem::offset_of!(Self, pins)),
+        ("links", core::mem::offset_of!(Self, links)),
+    ];
+}
+
 impl Default for Descriptor {
     #[inline]
     fn default() -> Self {

@@ -56,6 +56,9 @@ pub fn deny() -> Step {
 }
 
 pub fn publish() -> Step {
+    if let Some(wrong) = LIBRARIES.iter().find_map(|name| undescribed(name, &manifest(name))) {
+        return Step::new("publish", Action::Fail(Failure::new(wrong)));
+    }
     let packages = LIBRARIES.map(|name| format!("-p {name}")).join(" ");
     Step::new("publish", Action::Run(cargo(&format!("package --locked --allow-dirty {packages}"))))
 }
@@ -78,6 +81,72 @@ fn check() -> Result<(), Failure> {
         // The list of known holes comes from the network: it is checked at a release (CONTRIBUTING.md).
         execute(deny.args(["check", "--hide-inclusion-graph", "licenses", "bans", "sources"]))
     })
+}
+
+/// The manifest of a library for Rust.
+fn manifest(name: &str) -> String {
+    let folder = name.strip_prefix("quinion-").unwrap_or(name);
+    fs::read_to_string(repository().join(folder).join("Cargo.toml")).unwrap_or_default()
+}
+
+/// Keywords and categories that the registry takes at most, and bytes of a keyword.
+const WORDS_MAX: usize = 5;
+const KEYWORD_BYTES_MAX: usize = 20;
+
+/// The first thing that this manifest lacks for the library's page in the registry and for its documentation.
+fn undescribed(name: &str, manifest: &str) -> Option<String> {
+    let lacks = |what: String| Some(format!("{name}: its Cargo.toml {what}"));
+    let documentation = format!("documentation = \"https://docs.rs/{name}\"");
+    let lines = [
+        "license.workspace = true",
+        "repository.workspace = true",
+        "readme.workspace = true",
+        &documentation,
+    ];
+    if let Some(line) = lines.into_iter().find(|line| !manifest.lines().any(|known| known == *line)) {
+        return lacks(format!("lacks `{line}`"));
+    }
+    let list = |key: &str| {
+        let line = manifest.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(" = "))?;
+        Some(line.split('"').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>())
+    };
+    let is_keyword = |word: &String| {
+        let is_of_one = |c: char| c.is_ascii_alphanumeric() || "-_+".contains(c);
+        word.len() <= KEYWORD_BYTES_MAX
+            && word.starts_with(|c: char| c.is_ascii_alphabetic())
+            && word.chars().all(is_of_one)
+    };
+    for key in ["keywords", "categories"] {
+        let words = list(key).unwrap_or_default();
+        if words.is_empty() || words.len() > WORDS_MAX || !words.iter().all(is_keyword) {
+            return lacks(format!(
+                "needs one to {WORDS_MAX} {key}, of {KEYWORD_BYTES_MAX} letters at most each"
+            ));
+        }
+    }
+    if !manifest.contains("description = \"") {
+        return lacks("lacks a description".to_owned());
+    }
+    // A library is for Linux alone, so that it does not compile for the other targets.
+    let metadata = "[package.metadata.docs.rs]\n";
+    if !manifest.contains(metadata)
+        || list("targets").is_none_or(|targets| targets.iter().any(|t| !t.contains("linux")))
+    {
+        return lacks("needs [package.metadata.docs.rs] with `targets`, each a Linux".to_owned());
+    }
+    let shown = list("features").unwrap_or_default();
+    let hidden = features(manifest).into_iter().find(|feature| !shown.contains(feature));
+    hidden.and_then(|feature| lacks(format!("has a feature `{feature}` that docs.rs would not show")))
+}
+
+/// The features that a manifest declares, but for the default ones.
+fn features(manifest: &str) -> Vec<String> {
+    let section = manifest.lines().skip_while(|line| *line != "[features]").skip(1);
+    let lines = section.take_while(|line| !line.starts_with('['));
+    let names = lines
+        .filter(|line| !line.starts_with('#'))
+        .filter_map(|line| Some(line.split_once(" = ")?.0.to_owned()));
+    names.filter(|name| name != "default").collect()
 }
 
 fn bills() -> Result<(), Failure> {
@@ -151,6 +220,35 @@ mod tests {
         assert!(bill.starts_with("\"bom-ref\": \"path+file:///view#quinion-view@0.1.0\""), "{bill}");
         assert!(!bill.contains("/src/of"), "{bill}");
         assert_eq!(components(&bill), 1);
+    }
+
+    #[test]
+    fn each_library_says_what_the_registry_and_its_documentation_show() {
+        for name in LIBRARIES {
+            assert_eq!(undescribed(name, &manifest(name)), None);
+        }
+    }
+
+    #[test]
+    fn a_manifest_that_lacks_something_is_reported() {
+        let whole = manifest("quinion");
+        for line in whole.lines().filter(|line| {
+            let keys =
+                ["description", "license", "repository", "readme", "documentation", "keywords", "categories"];
+            let more = ["[package.metadata", "features =", "targets ="];
+            keys.iter().chain(&more).any(|key| line.starts_with(key))
+        }) {
+            let lacking = whole.replacen(&format!("{line}\n"), "", 1);
+            assert!(undescribed("quinion", &lacking).is_some(), "{line}");
+        }
+        for (one, other) in [
+            ("\"page-cache\"", "\"the-page-cache-of-a-kernel\""),
+            ("\"storage\"", "\"storage\", \"disk\""),
+            ("linux", "windows"),
+            ("tokio = [", "smol = []\ntokio = ["),
+        ] {
+            assert!(undescribed("quinion", &whole.replace(one, other)).is_some(), "{one}");
+        }
     }
 
     #[test]

@@ -16,6 +16,14 @@
 //! `scripts/setup --suites` installs what is in packages; what is missing is skipped with words. LTP is in no package
 //! of Debian 12: `LTP_ROOT` names a folder where it was installed. SQLite's own tests are in its source only:
 //! `SQLITE_TESTFIXTURE` names the program that it builds, and `SQLITE_SOURCE` its tree.
+//!
+//! `sqlite-vfs` compares the same tests with the extension for SQLite in place of `run`: each database is read through
+//! it. It caches pages of 4 KiB and more, and SQLite's tests have smaller ones unless the program is built otherwise:
+//!
+//! ```text
+//!   sed -i 's/DEFAULT_PAGE_SIZE=1024/DEFAULT_PAGE_SIZE=4096/' Makefile.in
+//!   ./configure --enable-load-extension && make testfixture
+//! ```
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
@@ -25,8 +33,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use crate::step::{Action, Failure, Step};
-use crate::tools::{cargo, repository};
+use crate::step::{Action, Failure, Step, execute};
+use crate::tools::{cargo, repository, target_folder};
 
 const FOLDER: &str = "target/suites";
 const REPEATS: u32 = 2;
@@ -57,19 +65,57 @@ const SQLITE_FILES: &str = "\
     backup_malloc journal1 journal2 journal3 mmap1 mmap2 mmap3 mmap4 exclusive exclusive2 io shared \
     shared2 shared3 sharedlock incrvacuum incrvacuum2 tempdb atomic atomic2 multiplex zerodamage bigfile";
 
+/// More of them, for the extension: SQL that reads much, and what depends on a file's pages.
+const SQLITE_VFS_FILES: &str = "\
+    select1 select2 select4 insert insert2 update delete delete2 index index2 trans trans2 savepoint savepoint2 \
+    savepoint6 rollback join subquery view vacuum vacuum2 vacuum3 autovacuum autovacuum2 alter attach2 attach3 \
+    pagesize pragma2 cache corrupt corrupt2 quota memdb tempfault ioerr2 rollbackfault readonly uri";
+/// Files that are not run with the extension, and why.
+const SQLITE_VFS_WITHOUT: [(&str, &str); 7] = [
+    ("mmap1", "counts the reads that maps spare: the extension has none, so `mmap_size` is 0"),
+    ("mmap2", "as mmap1"),
+    ("mmap3", "as mmap1"),
+    ("mmap4", "as mmap1"),
+    (
+        "walvfs",
+        "its own VFS below the databases counts the calls that reach it: a page of the cache makes none",
+    ),
+    ("attach", "does not end where root runs it, with the extension or without"),
+    ("crash", "has another number of tests each time"),
+];
+const SQLITE_VFS: &str = "sqlite-vfs";
+
 /// Accepted differences: the suite, the command, the prefixes of its tests' names, and why.
-const EXPLAINED: [(&str, &str, &[&str], &str); 1] = [(
-    "ltp",
-    "readahead02",
-    // The lines are those of two versions of LTP.
-    &["readahead02.c:352", "readahead02.c:353", "readahead02.c:370", "readahead02.c:371", "exit", "summary"],
-    "what it wants read ahead is read into our cache; it looks for it in the kernel's, by mincore",
-)];
+const EXPLAINED: [(&str, &str, &[&str], &str); 3] = [
+    (
+        "ltp",
+        "readahead02",
+        // The lines are those of two versions of LTP.
+        &[
+            "readahead02.c:352",
+            "readahead02.c:353",
+            "readahead02.c:370",
+            "readahead02.c:371",
+            "exit",
+            "summary",
+        ],
+        "what it wants read ahead is read into our cache; it looks for it in the kernel's, by mincore",
+    ),
+    ("sqlite-vfs", "incrvacuum", &["incrvacuum-16.1"], "sets `mmap_size`, which is 0 here"),
+    (
+        "sqlite-vfs",
+        "wal4",
+        &["wal4-2-ioerr"],
+        "fails the first call of the system, then the second, and so on; a page of the cache makes none",
+    ),
+];
 
 struct Case {
     name: String,
     /// For a shell in an empty folder; `SOURCE` is this repository.
     script: String,
+    /// The command with the cache, where that is not the same under `quinion run`.
+    with: Option<String>,
     /// The user that it runs as where xtask is run by root; the folder is that user's.
     user: Option<&'static str>,
 }
@@ -121,14 +167,19 @@ pub fn run(words: &[String]) -> Result<(), Failure> {
         let known: Vec<&str> = all.iter().map(|suite| suite.name).collect();
         return Err(Failure::new(format!("there is no suite `{unknown}`; there are {}", known.join(", "))));
     }
-    let quinion = build()?;
+    let is_asked = |suite: &str| names.is_empty() || names.iter().any(|(name, _)| name == suite);
+    let quinion = if all.iter().any(|suite| suite.name != SQLITE_VFS && is_asked(suite.name)) {
+        build()?
+    } else {
+        PathBuf::new() // of no use to the one suite that is left
+    };
     let mut differing = 0;
     for suite in all {
         let asked = |case: &str| {
             names.is_empty()
                 || names.iter().any(|(name, prefix)| name == suite.name && case.starts_with(prefix))
         };
-        if !names.is_empty() && names.iter().all(|(name, _)| name != suite.name) {
+        if !is_asked(suite.name) {
             continue;
         }
         let cases = match suite.cases {
@@ -138,6 +189,11 @@ pub fn run(words: &[String]) -> Result<(), Failure> {
                 continue;
             }
         };
+        if suite.name == SQLITE_VFS {
+            let mut build =
+                cargo("build --release --locked --manifest-path faces/sqlite/Cargo.toml --target-dir");
+            execute(build.arg(target_folder().join("sqlite")))?;
+        }
         let step = if has("--quick") { 8 } else { 1 };
         let cases = cases.iter().filter(|case| asked(&case.name)).step_by(step);
         let row = run_suite(suite.name, cases, &quinion)?;
@@ -169,8 +225,12 @@ fn run_suite<'a>(name: &str, cases: impl Iterator<Item = &'a Case>, quinion: &Pa
             Ok(results)
         };
         let alone = run(Way::Alone)?;
-        let with = [run(Way::Default)?, run(Way::AtOnce)?];
+        // A command of its own has one way: it stands for both.
+        let default = run(Way::Default)?;
+        let at_once = if case.with.is_some() { default.clone() } else { run(Way::AtOnce)? };
+        let with = [default, at_once];
         let mut differ: Vec<BTreeSet<String>> = with.iter().map(|with| differing(&alone, with)).collect();
+        differ.truncate(if case.with.is_some() { 1 } else { WITH.len() });
         for _ in 0..REPEATS {
             if differ.iter().all(BTreeSet::is_empty) {
                 break;
@@ -251,7 +311,9 @@ fn run_case(suite: &str, case: &Case, way: Way, quinion: &Path) -> Result<(Resul
     let failed = |error: std::io::Error| Failure::new(format!("{}: {error}", folder.display()));
     clear(&work).map_err(failed)?;
     fs::create_dir_all(&work).map_err(failed)?;
-    let (report, shell) = (folder.join(format!("report-{way:?}")), ["sh", "-c", &case.script]);
+    let is_under_run = way != Way::Alone && case.with.is_none();
+    let script = case.with.as_ref().filter(|_| way != Way::Alone).unwrap_or(&case.script);
+    let (report, shell) = (folder.join(format!("report-{way:?}")), ["sh", "-c", script]);
     let _ = fs::remove_file(&report);
     let mut command = Command::new("timeout");
     command.args(["--kill-after=20", &COMMAND_SECONDS.to_string()]);
@@ -270,7 +332,7 @@ fn run_case(suite: &str, case: &Case, way: Way, quinion: &Path) -> Result<(Resul
             }
         }
     }
-    if way != Way::Alone {
+    if is_under_run {
         command.arg(quinion).args(["run", "--report", "json", "--report-file"]).arg(&report);
         command.args(if way == Way::AtOnce { &["--attach", "at-once", "--"][..] } else { &["--"] });
     }
@@ -285,10 +347,12 @@ fn run_case(suite: &str, case: &Case, way: Way, quinion: &Path) -> Result<(Resul
     let seconds = start.elapsed().as_secs();
     let _ = clear(&work); // who is left behind may still write; the next run says so
     let said = fs::read(&said).map_err(failed)?;
-    let mut results = results(&String::from_utf8_lossy(&said));
+    let said = String::from_utf8_lossy(&said);
+    let mut results = results(&said);
     results
         .insert("exit".to_owned(), status.code().map_or_else(|| status.to_string(), |code| code.to_string()));
-    let bytes = fs::read_to_string(&report).ok().and_then(|report| served(&report)).unwrap_or(0);
+    let reported = fs::read_to_string(&report).ok().and_then(|report| served(&report));
+    let bytes = reported.or_else(|| pages_served(&said).map(|pages| pages * 4096)).unwrap_or(0);
     println!(
         "   {suite} {} {way:?}: {} tests, ended with {status} after {seconds} s, {bytes} bytes served",
         case.name,
@@ -380,6 +444,13 @@ fn served(report: &str) -> Option<u64> {
     bytes[..bytes.find(|c: char| !c.is_ascii_digit())?].parse().ok()
 }
 
+/// Pages of 4 KiB or more, as `default_vfs.tcl` says at its end.
+fn pages_served(said: &str) -> Option<u64> {
+    let stats = said.lines().find_map(|line| line.strip_prefix("quinion_stats "))?;
+    let hits = stats.split_once("\"hits\":")?.1;
+    hits[..hits.find(|c: char| !c.is_ascii_digit())?].parse().ok()
+}
+
 impl Row {
     fn text(&self, name: &str) -> String {
         let Self { tests, passed: [alone, default, at_once], bytes, differing } = self;
@@ -413,12 +484,13 @@ fn suites() -> Vec<Suite> {
         suite("build", Ok(vec![case("check", BUILD)])),
         suite("postgres", postgres()),
         suite("sqlite", sqlite()),
+        suite(SQLITE_VFS, sqlite_vfs()),
         suite("ltp", ltp()),
     ]
 }
 
 fn case(name: &str, script: &str) -> Case {
-    Case { name: name.to_owned(), script: script.to_owned(), user: None }
+    Case { name: name.to_owned(), script: script.to_owned(), with: None, user: None }
 }
 
 fn there(path: impl AsRef<Path>, why: &str) -> Result<(), String> {
@@ -509,7 +581,8 @@ fn postgres() -> Result<Vec<Case>, String> {
     Ok(vec![Case { user: Some("postgres"), ..case("checksums", &script) }])
 }
 
-fn sqlite() -> Result<Vec<Case>, String> {
+/// The program that runs SQLite's own tests, and its source.
+fn sqlite_tree() -> Result<(PathBuf, PathBuf), String> {
     let (Some(fixture), Some(source)) = (env::var_os("SQLITE_TESTFIXTURE"), env::var_os("SQLITE_SOURCE"))
     else {
         let why = "no package has SQLite's own tests; SQLITE_TESTFIXTURE and SQLITE_SOURCE name a built tree";
@@ -517,10 +590,33 @@ fn sqlite() -> Result<Vec<Case>, String> {
     };
     let (fixture, source) = (PathBuf::from(fixture), PathBuf::from(source));
     there(&fixture, "SQLITE_TESTFIXTURE names it")?;
+    Ok((fixture, source))
+}
+
+fn sqlite() -> Result<Vec<Case>, String> {
+    let (fixture, source) = sqlite_tree()?;
     let is_there = |name: &&str| source.join(format!("test/{name}.test")).exists();
     let script =
         |name: &str| case(name, &format!("exec {} {}/test/{name}.test", fixture.display(), source.display()));
     Ok(SQLITE_FILES.split_whitespace().filter(is_there).map(script).collect())
+}
+
+fn sqlite_vfs() -> Result<Vec<Case>, String> {
+    let extension = target_folder().join("sqlite/release/libquinion_vfs.so");
+    let loader = repository().join("faces/sqlite/tests/default_vfs.tcl");
+    let fixture = sqlite_tree()?.0;
+    let through = |case: Case| {
+        let test = case.script.rsplit_once(' ').map_or("", |(_, test)| test);
+        let places = [&fixture, &loader, &extension].map(|place| place.display().to_string()).join(" ");
+        Case { with: Some(format!("exec {places} {test}")), ..case }
+    };
+    let (_, source) = sqlite_tree()?;
+    let more = SQLITE_VFS_FILES.split_whitespace();
+    let more = more
+        .filter(|name| source.join(format!("test/{name}.test")).exists())
+        .map(|name| case(name, &format!("exec {} {}/test/{name}.test", fixture.display(), source.display())));
+    let is_left_out = |case: &Case| SQLITE_VFS_WITHOUT.iter().any(|(name, _)| *name == case.name);
+    Ok(sqlite()?.into_iter().chain(more).filter(|case| !is_left_out(case)).map(through).collect())
 }
 
 fn ltp() -> Result<Vec<Case>, String> {
@@ -588,6 +684,23 @@ mod tests {
         assert!(explained("ltp", "readahead02", "readahead02.c:371 readahead failed").is_some());
         assert!(explained("ltp", "readahead02", "readahead02.c:250 offset").is_none());
         assert!(explained("ltp", "readahead01", "exit").is_none());
+        assert!(explained("sqlite-vfs", "incrvacuum", "incrvacuum-16.1").is_some());
+        assert!(explained("sqlite-vfs", "incrvacuum", "incrvacuum-15.1").is_none());
+    }
+
+    #[test]
+    fn files_that_are_left_out_with_the_extension_are_known_and_have_a_reason() {
+        let known: Vec<_> =
+            SQLITE_FILES.split_whitespace().chain(SQLITE_VFS_FILES.split_whitespace()).collect();
+        let twice = known.iter().find(|name| known.iter().filter(|other| other == name).count() > 1);
+        assert_eq!(twice, None, "it would be run twice");
+        assert!(SQLITE_VFS_WITHOUT.iter().all(|(_, why)| !why.is_empty()));
+    }
+
+    #[test]
+    fn pages_that_the_extension_served_are_read() {
+        let said = "x... Ok\nquinion_stats {{\"direct_reads\":3,\"hits\":17,\"misses\":2}}\n";
+        assert_eq!((pages_served(said), pages_served("x... Ok\n")), (Some(17), None));
     }
 
     #[test]

@@ -464,6 +464,7 @@ fn attribute_of(line: &str) -> Option<(Attribute, String)> {
 mod tests {
     use super::*;
     use object_store::memory::InMemory;
+    use quinion::internals::arena::LAYOUT_VERSION;
 
     fn stores(prefixes: &[&str]) -> Result<Stores, String> {
         let cache = Cache::builder().memory(16 << 20).build().unwrap();
@@ -473,6 +474,39 @@ mod tests {
             options: Options::new(),
         };
         Stores::new(&cache, prefixes.iter().map(request).collect())
+    }
+
+    /// Sides of one version of the layout understand each other's lines: another line needs another version, as the
+    /// tables of `quinion-view` do (`view/layouts`).
+    #[test]
+    fn names_and_answers_are_those_of_this_version_of_the_layout() {
+        let request =
+            |freshness| OpenRequest { first: Some(64), freshness: Some(freshness) }.name("s3://b/k");
+        let metadata = ObjectMetadata {
+            size: 5,
+            modified: Duration::new(7, 8),
+            e_tag: Some("\"tag\"".to_owned()),
+            version: Some("v1".to_owned()),
+            store: Some("s".to_owned()),
+            ahead: 9,
+            attributes: [(Attribute::ContentType, "text/plain"), (Attribute::Metadata("a b".into()), "c d")]
+                .into_iter()
+                .collect(),
+        };
+        let mut lines: Vec<_> = metadata.text().split('\n').map(str::to_owned).collect();
+        lines.sort(); // attributes have no order
+        let text = lines.join("\n");
+        let (always, time) = (request(Freshness::Always), request(Freshness::For(Duration::new(1, 2))));
+        let known = (
+            10,
+            "s3://b/k\nfirst 64\nfreshness always",
+            "s3://b/k\nfirst 64\nfreshness 1.000000002",
+            "s3://b/k\nfirst 64\nfreshness immutable",
+            "ahead 9\nattribute metadata 3 a b c d\nattribute type text/plain\netag \"tag\"\nmodified 7 8\nsize 5\n\
+             store s\nversion v1",
+        );
+        let present = (LAYOUT_VERSION, &*always, &*time, &*request(Freshness::Immutable), &*text);
+        assert_eq!(present, known, "raise LAYOUT_VERSION with a change of these, and this test");
     }
 
     #[test]

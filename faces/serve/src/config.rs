@@ -217,7 +217,10 @@ impl Config {
     /// It cannot be read, or has something that is not understood.
     pub fn read(path: &Path) -> Result<Self, String> {
         let cannot = |error: &dyn std::fmt::Display| {
-            format!("cannot read the configuration {}: {error}; name a file of text that can be read", path.display())
+            format!(
+                "cannot read the configuration {}: {error}; name a file of text that can be read",
+                path.display()
+            )
         };
         let bytes = read_file(path).map_err(|error| cannot(&error))?;
         let text = String::from_utf8(bytes).map_err(|error| cannot(&error))?;

@@ -1,7 +1,9 @@
 //! Disk: a bounded, checksummed log of pages on a local disk, which survives the process and a power cut.
 //!
-//! It is the second tier of a Quinion cache: what leaves memory clean is put here, and comes back in one read instead
-//! of a request to a slow store. It knows contents, page numbers and bytes, and nothing of the cache.
+//! It is the second tier of a Quinion cache: a page that is put here comes back in one read instead of a request to a
+//! slow store. The cache decides what is put (`quinion/src/backend/disk_tier.rs`): pages as they arrive from the store,
+//! not as memory evicts them; all of them while there is space, and those that arrive a second time once it is full.
+//! This crate knows contents, page numbers and bytes, and nothing of the cache.
 //!
 //! ```text
 //!   put ----> open segment, in memory --full, or a second old--> writer thread --one O_DIRECT write--> segment

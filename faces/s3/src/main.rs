@@ -88,7 +88,7 @@ struct Arguments {
     /// Memory of the cache in this process, such as 8G; a quarter of the machine's without this and --server.
     #[arg(long, value_name = "SIZE")]
     memory: Option<Bytes>,
-    /// Keep what leaves memory on a local disk as well: a folder and a size, such as /var/cache/quinion-s3:200G.
+    /// Keep what stores send on a local disk as well: a folder and a size, such as /var/cache/quinion-s3:200G.
     #[arg(long, value_name = "FOLDER:SIZE")]
     disk: Option<Disk>,
     #[command(flatten)]

@@ -75,7 +75,7 @@ struct Arguments {
     /// How many processes may be connected at a time, 4096 at most; 1024 if not given.
     #[arg(long, value_name = "NUMBER")]
     clients: Option<usize>,
-    /// Keep what leaves memory on a local disk as well: a folder and a size, such as /var/cache/quinion:200G.
+    /// Keep what stores send on a local disk as well: a folder and a size, such as /var/cache/quinion:200G.
     #[arg(long, value_name = "FOLDER:SIZE")]
     disk: Option<Disk>,
     /// A store that clients may read, if there is any: s3://BUCKET, gs://BUCKET, az://CONTAINER or http(s)://HOST/PATH.

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! `scripts/setup` installs the servers in the target folder. Where it could not (versitygw takes Go, moto the registry
-//! of Python packages), the tests of that server say SKIPPED.
+//! of Python packages), the tests of that server say SKIPPED, or fail under `cargo xtask test` (`real/skip.rs`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

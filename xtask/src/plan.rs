@@ -103,9 +103,9 @@ pub fn test() -> Vec<Step> {
         Step::new("no-std", Action::Run(cargo("check -p quinion-view"))),
         Step::new(
             "tests",
-            Action::Run(cargo(
+            Action::Run(with_servers(cargo(
                 "test --workspace --features quinion-bench/peers,quinion/tokio --no-fail-fast",
-            )),
+            ))),
         )
         .leaving(target_folder().join("debug")),
         Step::new(
@@ -140,9 +140,16 @@ pub fn nightly() -> Vec<Step> {
     vec![
         Step::new(
             "properties",
-            Action::Run(with("PROPTEST_CASES", NIGHTLY_CASES, cargo("test --workspace --release"))),
+            Action::Run(with_servers(with(
+                "PROPTEST_CASES",
+                NIGHTLY_CASES,
+                cargo("test --workspace --release"),
+            ))),
         ),
-        Step::new("soak", Action::Run(with("QUINION_SOAK", "1", cargo("test --workspace --release")))),
+        Step::new(
+            "soak",
+            Action::Run(with_servers(with("QUINION_SOAK", "1", cargo("test --workspace --release")))),
+        ),
         Step::new("chaos", Action::Run(with("QUINION_CHAOS_SECONDS", CHAOS_SECONDS_NIGHTLY, cargo(CHAOS)))),
         // With the default, answers come too late now and then; the longer wait of tests hides the consequences.
         Step::new(
@@ -196,6 +203,12 @@ pub fn setup_if_needed() -> Result<(), Failure> {
     }
     println!("missing: {}; calling scripts/setup", missing.join(", "));
     setup()
+}
+
+/// Has tests fail whose server is missing, since scripts/setup installs them all. A machine that cannot have one says
+/// so by `QUINION_TEST_WITHOUT`.
+fn with_servers(command: Command) -> Command {
+    with("QUINION_TEST_SERVERS", "required", command)
 }
 
 fn portable(arguments: &str) -> Command {

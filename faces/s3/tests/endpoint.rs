@@ -6,7 +6,7 @@
 //! ```
 //!
 //! `scripts/setup` installs versitygw and moto, with which boto3 comes, in the target folder. Where it could not, tests
-//! say SKIPPED.
+//! say SKIPPED, or fail under `cargo xtask test` (`object/tests/real/skip.rs`).
 
 use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -592,9 +592,9 @@ fn the_end_waits_for_answers_and_not_for_requests_that_are_half_sent() {
 fn boto3_reads_and_writes_at_the_endpoint_as_at_s3() {
     let test = "boto3_reads_and_writes_at_the_endpoint_as_at_s3";
     let Some(server) = versitygw(test) else { return };
+    // boto3 comes with moto.
     let Some(python) = real::installed("moto-5.2.5", "bin/python") else {
-        println!("SKIPPED {test}: there is no boto3 in the target folder; scripts/setup installs it");
-        return;
+        return real::skip::missing(test, "moto");
     };
     drop(below(&server, "bucket"));
     let endpoint = Endpoint::start(&server, &["--store", "s3://bucket", "--memory", "64M"]);

@@ -4,7 +4,8 @@
 //!   versitygw over a folder   <-- quinion-serve, a process -->   Client, here
 //! ```
 //!
-//! versitygw is installed by `scripts/setup`; where it could not be, its tests say SKIPPED.
+//! versitygw is installed by `scripts/setup`; where it could not be, its tests say SKIPPED, or fail under `cargo xtask
+//! test` (`object/tests/real/skip.rs`).
 
 use std::fs::{DirBuilder, File, Permissions};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -30,6 +31,8 @@ use tempfile::TempDir;
 const TIME_MAX: Duration = Duration::from_secs(60);
 
 mod certificates;
+#[path = "../../../object/tests/real/skip.rs"]
+mod skip;
 
 use certificates::Certificates;
 
@@ -146,7 +149,7 @@ impl Bucket {
 
     fn of(gateway: Option<(Process, String)>, scheme: &str, folder: TempDir) -> Option<Self> {
         let Some((gateway, address)) = gateway else {
-            println!("SKIPPED: versitygw is not installed; run scripts/setup");
+            skip::missing(std::thread::current().name().unwrap_or("a test"), "versitygw");
             return None;
         };
         Some(Self { _gateway: gateway, endpoint: format!("{scheme}://{address}"), _folder: folder })
@@ -650,7 +653,7 @@ fn clients_that_connect_while_no_server_runs_wait_in_the_managers_socket() {
 /// versitygw on a folder with extended attributes, so it is not on a tmpfs.
 fn versitygw(data: &Path, words: &[&str]) -> Option<(Process, String)> {
     let tools = Path::new(env!("CARGO_TARGET_TMPDIR")).parent()?.join("tools/versitygw-1.8.0");
-    if !tools.join("complete").exists() {
+    if skip::is_switched_off("versitygw") || !tools.join("complete").exists() {
         return None;
     }
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();

@@ -1,7 +1,7 @@
 //! Servers of S3 that others wrote, as processes on loopback: versitygw, over files, and moto, over memory.
 //!
 //! `scripts/setup` installs them in the target folder. Where it could not (versitygw takes Go, moto the registry of
-//! Python packages), there is none, and a test says so by [`or_skipped`].
+//! Python packages), there is none, and a test is skipped or fails by [`or_skipped`].
 
 // Each test program has a part of it.
 #![allow(dead_code)]
@@ -16,6 +16,8 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use object_store::aws::{AmazonS3Builder, S3ConditionalPut, S3CopyIfNotExists};
+
+pub mod skip;
 
 pub const KEY: &str = "loopback";
 pub const SECRET: &str = "only-for-tests";
@@ -43,7 +45,11 @@ impl Drop for Server {
     }
 }
 
+/// A program of such a folder of tools, as `versitygw-1.8.0`.
 pub fn installed(folder: &str, program: &str) -> Option<PathBuf> {
+    if folder.rsplit_once('-').is_some_and(|(name, _)| skip::is_switched_off(name)) {
+        return None;
+    }
     let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).parent()?.join("tools").join(folder);
     folder.join("complete").exists().then(|| folder.join(program))
 }
@@ -143,10 +149,10 @@ pub fn free_address() -> SocketAddr {
     addresses.find(|address| TcpListener::bind(address).is_ok()).unwrap()
 }
 
-/// Prints which test was skipped, and why.
+/// Prints which test is skipped, and why, if there is no server; or fails, where servers are required.
 pub fn or_skipped(server: Option<Server>, test: &str, name: &str) -> Option<Server> {
     if server.is_none() {
-        println!("SKIPPED {test}: there is no {name} in the target folder; scripts/setup installs it");
+        skip::missing(test, name);
     }
     server
 }

@@ -157,7 +157,8 @@ impl ObjectCache {
     /// when this and all that was opened by it is gone.
     ///
     /// The store's own retries come first: give it few (`RetryConfig`), or a fetch may wait for long in one. A
-    /// `Retry-After` is not in the errors of the crate `object_store`, so [`Options::backoff`] sets the pauses.
+    /// `Retry-After` is not in the errors of the crate `object_store`: build the store with a `RetryAfterConnector`
+    /// (feature `http`), or [`Options::backoff`] alone sets the pauses.
     ///
     /// HTTP clients keep connections, each driven by the runtime that opened it. If a caller uses the same store on a
     /// single-threaded runtime and then blocks that thread in a read of this cache, the fetch may meet such a

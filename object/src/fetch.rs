@@ -46,6 +46,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use crate::error::{Error, FetchError, FetchFailure, FetchReport, Result};
 use crate::options::Options;
 use crate::retry::{Backoff, is_transient};
+use crate::retry_after::{Advice, RetryAdvice};
 use crate::stats::{Counters, add};
 use crate::version;
 
@@ -154,9 +155,11 @@ impl Fetcher {
         let (first, longest) = self.options.backoff;
         let mut backoff = Backoff::new(first, longest);
         let mut attempts = 1;
+        let (advice, mut options) = (RetryAdvice::default(), options.clone().with_head(true));
+        options.extensions.insert(advice.clone());
         loop {
             add(&self.counters.heads, 1);
-            let answer = self.store.get_opts(path, options.clone().with_head(true));
+            let answer = self.store.get_opts(path, options.clone());
             let until = deadline.min(Instant::now() + self.options.stall_max);
             let ours =
                 |failure: FetchFailure| StoreError::Generic { store: "Quinion", source: Box::new(failure) };
@@ -166,14 +169,14 @@ impl Fetcher {
                 Ok(Err(panic)) => return Err(ours(panic)),
                 Err(_) => ours(FetchFailure::Stalled(self.options.stall_max)),
             };
-            let pause = backoff.pause();
+            let advice = advice.take();
+            let pause = advice.pause(backoff.pause(), deadline - Instant::now());
             let is_last = attempts == self.options.attempts_max || Instant::now() + pause >= deadline;
-            if is_last || !is_transient(&error) {
+            if is_last || !is_transient(&error) || advice.is_for_good(&error) {
                 return Err(error);
             }
             attempts += 1;
-            add(&self.counters.retries, 1);
-            sleep(pause).await;
+            self.pause(pause, advice).await;
         }
     }
 
@@ -182,13 +185,22 @@ impl Fetcher {
     pub(crate) async fn open_get(
         &self,
         path: &Path,
-        options: GetOptions,
+        mut options: GetOptions,
     ) -> std::result::Result<GetResult, StoreError> {
         add(&self.counters.gets, 1);
+        let advice = RetryAdvice::default();
+        options.extensions.insert(advice.clone());
         let answer = timeout(self.options.stall_max, caught(self.store.get_opts(path, options)));
         let ours =
             |failure: FetchFailure| StoreError::Generic { store: "Quinion", source: Box::new(failure) };
         match answer.await {
+            Ok(Ok(Err(error))) => {
+                let advice = advice.take();
+                if advice.after.is_some() {
+                    self.pause(advice.pause(Duration::ZERO, self.options.deadline), advice).await;
+                }
+                Err(error)
+            }
             Ok(Ok(answer)) => answer,
             Ok(Err(panic)) => Err(ours(panic)),
             Err(_) => Err(ours(FetchFailure::Stalled(self.options.stall_max))),
@@ -205,7 +217,7 @@ impl Fetcher {
         let (first, longest) = self.options.backoff;
         let mut backoff = Backoff::new(first, longest);
         let (mut attempts, mut in_vain) = (0, 0);
-        let mut failure = FetchFailure::Deadline;
+        let (mut failure, advice) = (FetchFailure::Deadline, RetryAdvice::default());
         loop {
             let before = delivery.skip_gap();
             let asked = Instant::now();
@@ -214,7 +226,11 @@ impl Fetcher {
             attempts += 1;
             let answered = answered.take().filter(|result| result.range.start == before);
             let answered_end = answered.as_ref().map(|result| result.range.end);
-            let attempt = timeout_at(deadline, caught(self.attempt(meta, &mut delivery, answered))).await;
+            let attempt = timeout_at(
+                deadline,
+                caught(self.attempt(meta, &mut delivery, Request { answered, advice: &advice })),
+            )
+            .await;
             drop(turn);
             match attempt {
                 Ok(Ok(Ok(()))) => return,
@@ -227,13 +243,14 @@ impl Fetcher {
                 in_vain = 1;
                 backoff.reset();
             }
-            let pause = backoff.pause();
+            let advice = advice.take();
+            let pause = advice.pause(backoff.pause(), deadline - Instant::now());
             let is_last = in_vain >= self.options.attempts_max || Instant::now() + pause >= deadline;
-            if is_last || !failure.is_transient() {
+            let is_for_good = matches!(&failure, FetchFailure::Store(error) if advice.is_for_good(error));
+            if is_last || is_for_good || !failure.is_transient() {
                 break;
             }
-            add(&self.counters.retries, 1);
-            sleep(pause).await;
+            self.pause(pause, advice).await;
         }
         let (path, range, elapsed) = (meta.location.clone(), delivery.rest(), begun.elapsed());
         let error = FetchError::new(FetchReport { path, range, attempts, elapsed, failure });
@@ -242,17 +259,25 @@ impl Fetcher {
         delivery.fail(&error);
     }
 
+    /// Before a request is sent again, in which no turn is held.
+    async fn pause(&self, pause: Duration, advice: Advice) {
+        add(&self.counters.retries, 1);
+        add(&self.counters.advised, u64::from(advice.after.is_some()));
+        sleep(pause).await;
+    }
+
     async fn attempt(
         &self,
         meta: &ObjectMeta,
         delivery: &mut Delivery,
-        answered: Option<GetResult>,
+        request: Request<'_>,
     ) -> std::result::Result<(), FetchFailure> {
+        let Request { answered, advice } = request;
         let asked = delivery.rest();
         let is_answered = answered.is_some();
         let result = match answered {
             Some(result) => result,
-            None => self.ask(meta, asked.clone()).await?,
+            None => self.ask(meta, asked.clone(), advice).await?,
         };
         if !version::is_same(meta, &result.meta) {
             let (known, found) = (version::describe(meta), version::describe(&result.meta));
@@ -271,8 +296,9 @@ impl Fetcher {
         &self,
         meta: &ObjectMeta,
         asked: Range<u64>,
+        advice: &RetryAdvice,
     ) -> std::result::Result<GetResult, FetchFailure> {
-        let mut first = pin!(self.ask_once(meta, asked.clone()));
+        let mut first = pin!(self.ask_once(meta, asked.clone(), advice));
         let percent = self.options.hedge_percent;
         let Some(late) = percent.and_then(|percent| self.counters.first_byte.quantile(percent)) else {
             return first.await;
@@ -282,7 +308,7 @@ impl Fetcher {
         }
         let Ok(_turn) = self.requests.try_acquire() else { return first.await };
         add(&self.counters.hedges, 1);
-        let second = pin!(self.ask_once(meta, asked));
+        let second = pin!(self.ask_once(meta, asked, advice));
         match select(first, second).await {
             Either::Left((Ok(answer), _)) => Ok(answer),
             Either::Left((Err(_), second)) => second.await.inspect(|_| add(&self.counters.hedges_won, 1)),
@@ -298,9 +324,11 @@ impl Fetcher {
         &self,
         meta: &ObjectMeta,
         asked: Range<u64>,
+        advice: &RetryAdvice,
     ) -> std::result::Result<GetResult, FetchFailure> {
         add(&self.counters.gets, 1);
-        let options = version::conditions(meta).with_range(Some(asked));
+        let mut options = version::conditions(meta).with_range(Some(asked));
+        options.extensions.insert(advice.clone());
         let (stall_max, sent) = (self.options.stall_max, Instant::now());
         let answer = timeout(stall_max, self.store.get_opts(&meta.location, options)).await;
         let result = answer.map_err(|_| FetchFailure::Stalled(stall_max))?;
@@ -357,6 +385,12 @@ impl Fetcher {
             }
         }
     }
+}
+
+struct Request<'r> {
+    /// The answer, if the request was sent before.
+    answered: Option<GetResult>,
+    advice: &'r RetryAdvice,
 }
 
 async fn caught<T>(call: impl Future<Output = T>) -> std::result::Result<T, FetchFailure> {

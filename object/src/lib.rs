@@ -50,6 +50,7 @@ mod options;
 mod metadata_cache;
 mod plan;
 mod retry;
+mod retry_after;
 mod stats;
 mod store;
 mod version;
@@ -59,6 +60,9 @@ pub use error::{Error, FetchError, FetchFailure, Result};
 pub use file::ObjectFile;
 pub use first_byte::FirstByte;
 pub use options::{Freshness, Options};
+pub use retry_after::RetryAdvice;
+#[cfg(feature = "http")]
+pub use retry_after::RetryAfterConnector;
 pub use stats::FetchStats;
 pub use store::{CachedStore, cached, cached_with};
 

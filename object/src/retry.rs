@@ -3,8 +3,8 @@
 //! The crate `object_store` has a variant for what is wrong with a request, and one variant, `Generic`, for the rest:
 //! 429, 5xx, resets, time-outs, and also 400. So `Generic` is tried again, a bounded number of times.
 //!
-//! A `Retry-After` is not honoured: an error of that crate (0.14) has none of the answer's headers, and its own retries
-//! do not look at them either.
+//! Such an error has none of the answer's headers: a `Retry-After`, and a 400 that says that it is for good, come by
+//! another way (`retry_after.rs`).
 //!
 //! Half of each pause is random: clients that a store turned away together do not come back together.
 

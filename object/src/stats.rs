@@ -22,6 +22,9 @@ pub struct FetchStats {
     pub gap_bytes: u64,
     /// GETs and HEADs that did not do and were sent again.
     pub retries: u64,
+    /// Those of them before which the store was left alone because it asked for that (`Retry-After`), as far as its
+    /// HTTP client hears that ([`RetryAdvice`](crate::RetryAdvice)).
+    pub advised: u64,
     /// Fetches that failed for good.
     pub failures: u64,
     /// Failed fetches whose object was replaced or deleted.
@@ -41,6 +44,7 @@ pub(crate) struct Counters {
     pub(crate) bytes: AtomicU64,
     pub(crate) gap_bytes: AtomicU64,
     pub(crate) retries: AtomicU64,
+    pub(crate) advised: AtomicU64,
     pub(crate) failures: AtomicU64,
     pub(crate) changes: AtomicU64,
     pub(crate) refused: AtomicU64,
@@ -78,6 +82,7 @@ impl Counters {
             bytes: read(&self.bytes),
             gap_bytes: read(&self.gap_bytes),
             retries: read(&self.retries),
+            advised: read(&self.advised),
             failures: read(&self.failures),
             changes: read(&self.changes),
             refused: read(&self.refused),

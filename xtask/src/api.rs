@@ -26,7 +26,12 @@ const LIBRARIES: [Library; 6] = [
     Library { package: "quinion", name: "quinion", folder: "quinion", features: "--features tokio" },
     Library { package: "quinion-owner", name: "quinion_owner", folder: "owner", features: "" },
     Library { package: "quinion-disk", name: "quinion_disk", folder: "disk", features: "" },
-    Library { package: "quinion-object", name: "quinion_object", folder: "object", features: "" },
+    Library {
+        package: "quinion-object",
+        name: "quinion_object",
+        folder: "object",
+        features: "--features http",
+    },
     Library { package: "quinion-service", name: "quinion_service", folder: "service", features: "" },
     Library { package: "quinion-vm", name: "quinion_vm", folder: "vm", features: "" },
 ];

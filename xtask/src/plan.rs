@@ -95,7 +95,8 @@ pub fn test() -> Vec<Step> {
                 "-D warnings",
                 cargo(
                     "doc --no-deps -p quinion -p quinion-view -p quinion-disk -p quinion-owner -p quinion-object \
-                     -p quinion-service -p quinion-vm -p quinion-run --lib --features quinion/tokio",
+                     -p quinion-service -p quinion-vm -p quinion-run --lib \
+                     --features quinion/tokio,quinion-object/http",
                 ),
             )),
         ),

@@ -6,7 +6,8 @@
 /// A fault of a GET.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// It is answered with this status; 503 is a `SlowDown`, and that and 429 have a `Retry-After`.
+    /// It is answered with this status; 503 is a `SlowDown`, and that and 429 may have a `Retry-After`; 400 is
+    /// an `InvalidArgument`.
     Status(u16),
     /// The connection is closed after so many bytes of the body.
     Cut(usize),

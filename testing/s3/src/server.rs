@@ -60,6 +60,7 @@ pub struct Control {
     objects: Objects,
     script: Mutex<VecDeque<Fault>>,
     plan: Mutex<Option<Drawing>>,
+    retry_after: Mutex<Option<HeaderValue>>,
     /// Whether answers are held back.
     holds: watch::Sender<bool>,
     latency: AtomicU64,
@@ -120,6 +121,14 @@ impl Control {
     /// How long each request waits for its answer.
     pub fn set_latency(&self, time: Duration) {
         self.latency.store(time.as_micros() as u64, Ordering::Relaxed);
+    }
+    /// The `Retry-After` of answers with status 429 and 503; none at first.
+    ///
+    /// # Panics
+    /// `value` cannot be in a header.
+    pub fn set_retry_after(&self, value: Option<&str>) {
+        let value = value.map(|value| HeaderValue::from_str(value).expect("a header's value"));
+        *lock(&self.retry_after) = value;
     }
     /// Holds back all answers from now on, until [`Control::release`].
     pub fn hold(&self) {
@@ -320,7 +329,7 @@ impl Exchange {
         let _ = control.holds.subscribe().wait_for(|holds| !holds).await;
         let fault = if key.is_empty() { None } else { control.draw(&method) };
         match fault {
-            Some(Fault::Status(code)) => return refusal(code),
+            Some(Fault::Status(code)) => return refusal(code, &lock(&control.retry_after)),
             Some(Fault::Late(millis)) => pause(Duration::from_millis(millis)).await,
             Some(Fault::ChangedBefore) => control.change_if_there(&key),
             Some(Fault::Unconditional) => {
@@ -333,7 +342,7 @@ impl Exchange {
         }
         let (mut head, body) = match s3.call(request.map(s3s::Body::from)).await {
             Ok(answer) => answer.into_parts(),
-            Err(_) => return refusal(500),
+            Err(_) => return refusal(500, &None),
         };
         if head.status == StatusCode::PRECONDITION_FAILED {
             control.refused.fetch_add(1, Ordering::Relaxed);
@@ -432,8 +441,9 @@ fn whole(bytes: Bytes) -> Body {
     http_body_util::Full::new(bytes).map_err(|never| match never {}).boxed_unsync()
 }
 
-fn refusal(status: u16) -> Response<Body> {
+fn refusal(status: u16, retry_after: &Option<HeaderValue>) -> Response<Body> {
     let code = match status {
+        400 => "InvalidArgument",
         503 => "SlowDown",
         429 => "TooManyRequests",
         _ => "InternalError",
@@ -441,8 +451,8 @@ fn refusal(status: u16) -> Response<Body> {
     let text = format!("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>{code}</Code></Error>");
     let mut answer = Response::new(whole(text.into()));
     *answer.status_mut() = StatusCode::from_u16(status).expect("a status");
-    if matches!(status, 429 | 503) {
-        answer.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+    if let (429 | 503, Some(value)) = (status, retry_after) {
+        answer.headers_mut().insert(RETRY_AFTER, value.clone());
     }
     answer
 }

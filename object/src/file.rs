@@ -190,6 +190,11 @@ impl ObjectFile {
         started.map_err(|error| self.failed(error))
     }
 
+    /// Whether it is that handle, or a clone of it.
+    pub(crate) fn is_same_handle(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
     /// The store says that the object still is this version: ranges that have failed may be asked for again.
     pub(crate) fn confirm(&self) {
         self.inner.backend.forget_failures();

@@ -32,7 +32,8 @@
 //!
 //! What holds:
 //!  1. *A version is a file of its own.* Its ETag is part of the identity, and every GET carries it as a condition. An
-//!     object that was replaced is an error ([`Error::Changed`]) to handles of the older version.
+//!     object that was replaced is an error ([`Error::Changed`]) to handles of the older version, but to those that ask
+//!     to go on with the new one ([`ObjectCache::open_following`]).
 //!  2. *One GET for all that want a page*, as for devices.
 //!  3. *A GET that fails fails the readers that wait for it*, after retries with backoff, and before its deadline.
 //!  4. *The data in flight is bounded*, in requests and in bytes; the pages that it fills count to the cache's bound.
@@ -46,6 +47,7 @@ mod error;
 mod fetch;
 mod file;
 mod first_byte;
+mod following;
 mod options;
 mod metadata_cache;
 mod plan;
@@ -59,6 +61,7 @@ pub use cache::ObjectCache;
 pub use error::{Error, FetchError, FetchFailure, Result};
 pub use file::ObjectFile;
 pub use first_byte::FirstByte;
+pub use following::FollowingObject;
 pub use options::{Freshness, Options};
 pub use retry_after::RetryAdvice;
 #[cfg(feature = "http")]

@@ -37,7 +37,8 @@
 //!
 //! What holds:
 //!  1. *A handle is of one version.* Its bytes never change. When the store has replaced the object, a read of bytes
-//!     that are not cached fails ([`ErrorKind::Changed`]).
+//!     that are not cached fails ([`ErrorKind::Changed`]); a reader that asks for it goes on with the new version
+//!     ([`Client::open_following`]).
 //!  2. *Clients have no credentials.* The server opens what its stores can read, for processes with the very
 //!     credentials of its own process, as the kernel tells (the same users, groups, capabilities and name spaces). They
 //!     can read all that is cached.
@@ -67,12 +68,14 @@ mod pin;
 mod file;
 mod revision;
 mod client;
+mod following;
 mod client_store;
 
 pub use client::Client;
 pub use client_store::{ClientStore, ClientStoreBuilder, Failover, cached};
 pub use error::{Error, ErrorKind, Result};
 pub use file::{ClientFile, RangeRead};
+pub use following::FollowingFile;
 pub use pin::PinnedBytes;
 pub use quinion_object::Freshness;
 pub use revision::{FileRevision, RevisionRead, RevisionRequest};

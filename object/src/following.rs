@@ -1,0 +1,180 @@
+//! Following: an object that is read as its newest known version, for readers that do not need one version for all
+//! their reads.
+//!
+//! ```text
+//!   read --> the version that is open --> its bytes
+//!                |  the store says that it is another by now (412)
+//!                v
+//!            open again --> the whole read, by the new version
+//! ```
+//!
+//! An [`ObjectFile`] is of one version, and fails once the store has another. This one opens the object again then.
+//! What is cached of a version is read without asking the store, so old bytes are read until a fetch finds out.
+//!
+//! Invariants:
+//!  1. The bytes of one call are of one version: a call that has found a change begins anew, from its first byte.
+//!  2. No call brings bytes of a version older than one that an earlier call on the same thread has brought.
+
+use std::ops::Range;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use bytes::Bytes;
+use object_store::path::Path;
+
+use crate::cache::ObjectCache;
+use crate::error::Result;
+use crate::file::ObjectFile;
+
+/// How often a call opens the object again before it tells that it has changed.
+const CHANGES_MAX: u32 = 8;
+
+/// An object that is opened again when it has changed: see [`ObjectCache::open_following`]. Cheap to clone; clones go
+/// on to a new version together.
+#[derive(Clone, Debug)]
+pub struct FollowingObject {
+    objects: ObjectCache,
+    path: Path,
+    current: Arc<RwLock<Current>>,
+}
+
+#[derive(Clone, Debug)]
+struct Current {
+    file: ObjectFile,
+    changes: u64,
+}
+
+impl ObjectCache {
+    /// Opens an object whose handle goes on with the new version when the object has changed, in place of an error.
+    ///
+    /// # Errors
+    /// As [`ObjectCache::open`].
+    pub fn open_following(&self, path: &Path) -> Result<FollowingObject> {
+        Ok(FollowingObject::new(self, path, self.open(path)?))
+    }
+
+    /// As [`ObjectCache::open_following`], without blocking. Needs no particular runtime.
+    ///
+    /// # Errors
+    /// As [`ObjectCache::open`].
+    pub async fn open_following_async(&self, path: &Path) -> Result<FollowingObject> {
+        Ok(FollowingObject::new(self, path, self.open_async(path).await?))
+    }
+}
+
+impl FollowingObject {
+    fn new(objects: &ObjectCache, path: &Path, file: ObjectFile) -> Self {
+        let current = Arc::new(RwLock::new(Current { file, changes: 0 }));
+        Self { objects: objects.clone(), path: path.clone(), current }
+    }
+
+    fn get(&self) -> Current {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The version that the next read is of, unless the object has changed meanwhile: its size, its metadata, and reads
+    /// that stay with it.
+    pub fn current(&self) -> ObjectFile {
+        self.get().file
+    }
+
+    /// The size of [`FollowingObject::current`] in bytes.
+    pub fn len(&self) -> u64 {
+        self.current().len()
+    }
+
+    /// Whether that has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// How often it went on to another version: if the number is the same before and after some reads, these were of
+    /// one version, and its size was the same.
+    pub fn changes(&self) -> u64 {
+        self.get().changes
+    }
+
+    /// Fills as much of `buffer` from byte `offset` on as the object has, and returns how many bytes that are: all of
+    /// one version.
+    ///
+    /// # Errors
+    /// Those of [`ObjectFile::read_at`] and of [`ObjectCache::open`]. [`Error::Changed`](crate::Error::Changed) only if
+    /// the object changes faster than it can be read. The buffer may have been written to.
+    pub fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
+        self.repeat(|file| {
+            let mut read = 0;
+            // A short read inside the object tells of an error, which the next one returns.
+            loop {
+                match file.read_at(&mut buffer[read..], offset + read as u64)? {
+                    0 => return Ok(read),
+                    more => read += more,
+                }
+            }
+        })
+    }
+
+    /// As [`FollowingObject::read_at`], without blocking. Needs no particular runtime.
+    ///
+    /// # Errors
+    /// As [`FollowingObject::read_at`].
+    pub async fn read_at_async(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
+        let mut reopened = 0;
+        loop {
+            let file = self.current();
+            let mut read = 0;
+            let error = loop {
+                match file.read_at_async(&mut buffer[read..], offset + read as u64).await {
+                    Ok(0) => return Ok(read),
+                    Ok(more) => read += more,
+                    Err(error) => break error,
+                }
+            };
+            if !error.is_change() || reopened == CHANGES_MAX {
+                return Err(error);
+            }
+            reopened += 1;
+            self.replace(&file, self.objects.open_async(&self.path).await?);
+        }
+    }
+
+    /// The bytes of `range`, which lies inside the object as it is now: see [`ObjectFile::bytes`].
+    ///
+    /// # Errors
+    /// Those of [`ObjectFile::bytes`] and of [`ObjectCache::open`]. [`Error::Range`](crate::Error::Range) has the size
+    /// of the version that does not have the range.
+    pub fn bytes(&self, range: Range<u64>) -> Result<Bytes> {
+        self.repeat(|file| file.bytes(range.clone()))
+    }
+
+    /// The bytes of each of `ranges`, all of one version: see [`ObjectFile::read_ranges`].
+    ///
+    /// # Errors
+    /// As [`FollowingObject::bytes`].
+    pub fn read_ranges(&self, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
+        self.repeat(|file| file.read_ranges(ranges))
+    }
+
+    fn repeat<T>(&self, mut read: impl FnMut(&ObjectFile) -> Result<T>) -> Result<T> {
+        let mut reopened = 0;
+        loop {
+            let file = self.current();
+            match read(&file) {
+                Err(error) if error.is_change() && reopened < CHANGES_MAX => {
+                    reopened += 1;
+                    self.replace(&file, self.objects.open(&self.path)?);
+                }
+                answer => return answer,
+            }
+        }
+    }
+
+    /// Takes `new` in place of `stale`, unless another thread was faster: what that has opened may be newer.
+    fn replace(&self, stale: &ObjectFile, new: ObjectFile) {
+        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        if current.file.is_same_handle(stale) {
+            let changes = current.changes + 1;
+            let before = std::mem::replace(&mut *current, Current { file: new, changes });
+            drop(current);
+            drop(before); // not under the lock: it is the cache's
+        }
+    }
+}

@@ -30,6 +30,7 @@ use quinion::backend::Identity;
 use quinion::internals::units::{FILE_BYTES_MAX, Order};
 use quinion::{Cache, Coherence, OpenOptions};
 
+use crate::answer_times::AnswerTimes;
 use crate::backend::ObjectBackend;
 use crate::error::{Error, FetchError, Result};
 use crate::fetch::{Fetcher, FetcherSlot, wait_for};
@@ -393,6 +394,10 @@ impl ObjectCache {
     /// How long the store took to begin its last answers to GETs; known to within 25 %. `None` until 32 are known.
     pub fn first_byte(&self) -> Option<FirstByte> {
         self.fetcher().counters.first_byte.summary()
+    }
+    /// How long all answers to GETs so far took to begin, in buckets that can be added to those of other nodes.
+    pub fn answer_times(&self) -> AnswerTimes {
+        self.fetcher().counters.answer_times.sum()
     }
 
     pub(crate) fn fetcher(&self) -> Arc<Fetcher> {

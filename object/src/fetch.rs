@@ -332,7 +332,9 @@ impl Fetcher {
         let (stall_max, sent) = (self.options.stall_max, Instant::now());
         let answer = timeout(stall_max, self.store.get_opts(&meta.location, options)).await;
         let result = answer.map_err(|_| FetchFailure::Stalled(stall_max))?;
-        self.counters.first_byte.record(sent.elapsed());
+        let time = sent.elapsed();
+        self.counters.first_byte.record(time);
+        self.counters.answer_times.record(time);
         result.map_err(|error| of_store(meta, error))
     }
 

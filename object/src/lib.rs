@@ -40,6 +40,7 @@
 //!
 //! Not promised: that memory of the HTTP client counts to that bound.
 
+mod answer_times;
 mod backend;
 mod bare;
 mod cache;
@@ -57,6 +58,7 @@ mod stats;
 mod store;
 mod version;
 
+pub use answer_times::AnswerTimes;
 pub use cache::ObjectCache;
 pub use error::{Error, FetchError, FetchFailure, Result};
 pub use file::ObjectFile;

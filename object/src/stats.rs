@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::error::FetchError;
+use crate::answer_times::AnswerCounters;
 use crate::first_byte::FirstByteTimes;
 
 /// Counts of an [`ObjectCache`](crate::ObjectCache)'s fetches so far.
@@ -53,6 +54,7 @@ pub(crate) struct Counters {
     pub(crate) first_byte: FirstByteTimes,
     /// The newest failure for good that was not taken yet. Locked for moments.
     last_failure: Mutex<Option<FetchError>>,
+    pub(crate) answer_times: AnswerCounters,
 }
 
 pub(crate) fn add(counter: &AtomicU64, more: u64) {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use object_store::ObjectStore;
 use quinion::Cache;
-use quinion_object::{FetchError, FetchStats, FirstByte, Options};
+use quinion_object::{AnswerTimes, FetchError, FetchStats, FirstByte, Options};
 use quinion_owner::CacheOwner;
 use quinion_owner::internals::serve::{Owner, Service, ServiceOptions, VIEWERS};
 
@@ -146,6 +146,8 @@ pub struct ServerStats {
     pub fetches: Vec<(String, FetchStats)>,
     /// How soon the stores' answers began, by the prefixes of those that gave enough of them.
     pub first_bytes: Vec<(String, FirstByte)>,
+    /// How soon all answers of the stores began, by their prefixes, in buckets that can be added up.
+    pub answer_times: Vec<(String, AnswerTimes)>,
 }
 
 impl Server {
@@ -176,6 +178,7 @@ impl Server {
             asked: totals.asked,
             fetches: self.stores.stats(),
             first_bytes: self.stores.first_bytes(),
+            answer_times: self.stores.answer_times(),
         }
     }
 

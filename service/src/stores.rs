@@ -25,7 +25,7 @@ use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode
 use quinion::backend::{Attributes as FileAttributes, Identity};
 use quinion::internals::serving::ServedCache;
 use quinion::{Cache, File};
-use quinion_object::{FetchError, FetchStats, FirstByte, Freshness, ObjectCache, ObjectFile, Options};
+use quinion_object::{AnswerTimes, FetchError, FetchStats, FirstByte, Freshness, ObjectCache, ObjectFile, Options};
 use quinion_owner::internals::serve::NameRefusal;
 use quinion_owner::internals::viewer::handshake::NAME_TEXT_MAX;
 use quinion_owner::internals::viewer::sys::Errno;
@@ -142,6 +142,10 @@ impl Stores {
     pub(crate) fn first_bytes(&self) -> Vec<(String, FirstByte)> {
         let times = self.all().into_iter().map(|store| Some((store.prefix, store.objects.first_byte()?)));
         times.flatten().collect()
+    }
+
+    pub(crate) fn answer_times(&self) -> Vec<(String, AnswerTimes)> {
+        self.all().into_iter().map(|store| (store.prefix, store.objects.answer_times())).collect()
     }
 
     fn find<'n>(&self, name: &'n [u8]) -> Result<(StoreEntry, &'n str), NameRefusal> {

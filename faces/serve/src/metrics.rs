@@ -20,7 +20,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 use quinion::{DiskStats, Stats};
-use quinion_object::{FetchStats, FirstByte};
+use quinion_object::{AnswerTimes, FetchStats, FirstByte};
 use quinion_serve::price::{Price, Savings};
 use quinion_service::{Server, ServerStats};
 
@@ -87,6 +87,7 @@ impl Collector for Snapshot {
             encode_stores(&mut encoder, name, help, &numbers)?;
         }
         encode_first_bytes(&mut encoder, &service.first_bytes)?;
+        encode_answer_times(&mut encoder, &service.answer_times)?;
         encode_savings(&mut encoder, Savings::of(service), self.price)?;
         for (name, help, kind, of) in DISK_NUMBERS {
             let Some(disk) = &self.disk else { break };
@@ -192,6 +193,26 @@ fn encode_first_bytes(encoder: &mut DescriptorEncoder<'_>, times: &[(String, Fir
             let labels = [("store", prefix.as_str()), ("quantile", quantile)];
             ConstGauge::new(time.as_secs_f64()).encode(metrics.encode_family(&labels)?)?;
         }
+    }
+    Ok(())
+}
+
+/// In buckets, so that a monitor can add up those of several nodes before it takes a quantile.
+fn encode_answer_times(encoder: &mut DescriptorEncoder<'_>, times: &[(String, AnswerTimes)]) -> fmt::Result {
+    let (name, help) =
+        ("quinion_store_answer_seconds", "Time to the first byte of a store's answers to GETs");
+    let mut metrics = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
+    for (prefix, times) in times {
+        let end_of = |end: Option<std::time::Duration>| end.map_or(f64::MAX, |end| end.as_secs_f64());
+        let buckets: Vec<_> = times.buckets().map(|(end, count)| (end_of(end), count)).collect();
+        let labels = [("store", prefix.as_str())];
+        let mut store: MetricEncoder<'_> = metrics.encode_family(&labels)?;
+        store.encode_histogram::<[(&str, &str); 0]>(
+            times.sum().as_secs_f64(),
+            times.count(),
+            &buckets,
+            None,
+        )?;
     }
     Ok(())
 }

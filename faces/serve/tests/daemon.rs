@@ -31,6 +31,7 @@ use tempfile::TempDir;
 const TIME_MAX: Duration = Duration::from_secs(60);
 
 mod certificates;
+mod exposition;
 #[path = "../../../object/tests/real/skip.rs"]
 mod skip;
 
@@ -405,11 +406,14 @@ fn monitors_get_the_numbers_and_whether_clients_can_connect() {
         ("quinion_disk_errors_total ", 0, 0),
         ("quinion_saved_bytes ", 12 << 20, 12 << 20),
         ("quinion_saved_gets ", 1, 4),
+        ("quinion_store_answer_seconds_count{store=\"s3://bucket\"}", 1, 100),
+        ("quinion_store_answer_seconds_count{store=\"http://127.0.0.1:1/x\"}", 0, 0),
+        ("quinion_store_answer_seconds_bucket{le=\"0.001\",store=\"http://127.0.0.1:1/x\"}", 0, 0),
     ] {
         let found = number(&text, name);
         assert!((least..=most).contains(&found), "{name}: {found}");
     }
-    assert!(text.ends_with("# EOF\n"), "{text}");
+    assert_eq!(exposition::check(&text), Ok(()), "{text}");
     assert_eq!(ask(&address, "GET /healthz").0, 200);
     assert_eq!((ask(&address, "POST /metrics").0, ask(&address, "GET /s3://bucket/a").0), (405, 404));
     // More of them than are answered, which say nothing.

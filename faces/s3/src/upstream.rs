@@ -21,8 +21,9 @@ use hyper::body::Frame;
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Method, StatusCode};
 use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey, AwsAuthorizer, AwsCredentialProvider};
-use object_store::client::{HttpRequest, HttpRequestBody};
+use object_store::client::{HttpRequest, HttpRequestBody, ReqwestConnector};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use quinion_object::RetryAfterConnector;
 use quinion_serve::config::StoreConfig;
 use quinion_serve::kept_headers::Connector;
 use quinion_serve::stores;
@@ -109,7 +110,7 @@ pub fn open(
     let own_http = stores::ca_certificates(config)?.map(|pem| http_client(Some(&pem))).transpose()?;
     let http = own_http.as_ref().unwrap_or(http);
     let builder = AmazonS3Builder::new().with_url(prefix).with_client_options(client);
-    let builder = builder.with_http_connector(Connector::Keeping);
+    let builder = builder.with_http_connector(RetryAfterConnector(Connector::Keeping));
     let builder = options.iter().fold(builder, |builder, (key, value)| match key.parse() {
         Ok(key) => builder.with_config(key, value),
         Err(_) => builder,

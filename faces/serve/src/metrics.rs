@@ -106,6 +106,11 @@ const FETCH_COUNTS: &[FetchCount] = &[
     ("fetched_bytes", "Bytes of the answers of stores.", |fetches| fetches.bytes),
     ("gap_bytes", "Bytes of answers between two wanted ranges, thrown away.", |fetches| fetches.gap_bytes),
     ("retries", "Requests to stores that were sent again.", |fetches| fetches.retries),
+    (
+        "advised_retries",
+        "Requests that were sent again after a pause for which the store asked (Retry-After).",
+        |fetches| fetches.advised,
+    ),
     ("failures", "Fetches that failed after all retries.", |fetches| fetches.failures),
     ("changes", "Fetches that failed because the object was replaced or deleted.", |fetches| fetches.changes),
     ("hedges", "GETs that were sent beside a late one.", |fetches| fetches.hedges),

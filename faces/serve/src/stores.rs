@@ -15,12 +15,13 @@ use std::sync::Arc;
 
 use object_store::aws::AmazonS3Builder;
 use object_store::azure::MicrosoftAzureBuilder;
+use object_store::client::ReqwestConnector;
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::http::HttpBuilder;
 use object_store::path::Path;
 use object_store::prefix::PrefixStore;
 use object_store::{Certificate, ClientOptions, ObjectStore, ObjectStoreScheme};
-use quinion_object::Options;
+use quinion_object::{Options, RetryAfterConnector};
 use reqwest::Url;
 
 use crate::config::{StoreConfig, read_file};
@@ -136,7 +137,7 @@ fn built(
     macro_rules! by {
         ($builder:ty, $url:expr, $connector:expr) => {{
             let builder = <$builder>::new().with_url($url).with_client_options(client);
-            let builder = builder.with_http_connector($connector);
+            let builder = builder.with_http_connector(RetryAfterConnector($connector));
             let told = options.iter().filter_map(|(key, value)| Some((key.parse().ok()?, value)));
             let builder = told.fold(builder, |builder, (key, value)| builder.with_config(key, value));
             Ok(Arc::new(builder.build()?))

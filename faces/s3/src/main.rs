@@ -3,7 +3,8 @@
 //! ```text
 //!   quinion-s3 serve --store s3://BUCKET... --key-file FILE [--anonymous] [--read-only] [--listen ADDRESS]
 //!                    [--server NAME | --memory SIZE [--disk FOLDER:SIZE]] [--freshness ..] [--config FILE]
-//!                    [--ca-certificates FILE]
+//!                    [--ca-certificates FILE] [--hedge ..] [--deadline ..] [--gets-in-flight ..]
+//!                    [--bytes-in-flight ..]
 //!
 //!   any client of S3 --HTTP, signed with the endpoint's keys--> quinion-s3 --signed with the store's--> S3
 //!                                                                  | GET, HEAD
@@ -35,7 +36,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use quinion_object::{Freshness, ObjectCache, Options, cached_with};
+use quinion_object::{ObjectCache, Options, cached_with};
 use quinion_serve::config::{Bytes, Config, Disk, StoreConfig, StoreDefaults};
 use quinion_serve::log::{Form, Log};
 use quinion_serve::{notify, stores};
@@ -219,8 +220,7 @@ fn open(arguments: &Arguments) -> Result<BTreeMap<String, Bucket>, String> {
     };
     let mut buckets = BTreeMap::new();
     for (opened, config) in opened.into_iter().zip(&configs) {
-        let freshness = config.freshness.unwrap_or_default().0;
-        buckets.insert(opened.name.clone(), read_by.bucket(opened, freshness)?);
+        buckets.insert(opened.name.clone(), read_by.bucket(opened, config)?);
     }
     Ok(buckets)
 }
@@ -245,12 +245,14 @@ enum ReadBy {
 }
 
 impl ReadBy {
-    fn bucket(&self, opened: upstream::Opened, freshness: Freshness) -> Result<Bucket, String> {
+    fn bucket(&self, opened: upstream::Opened, config: &StoreConfig) -> Result<Bucket, String> {
+        let freshness = config.freshness.unwrap_or_default().0;
         let upstream::Opened { name, upstream, store, store_name } = opened;
         let store = Arc::new(store);
         let cached = match self {
             Self::Cache(cache) => {
                 let options = Options::new().store_name(store_name).deadline(STORE_DEADLINE);
+                let options = stores::fetched_as(config, options);
                 let objects =
                     ObjectCache::new(cache.clone(), store, options).map_err(|error| error.to_string())?;
                 Cached::Own(cached_with(objects, freshness))

@@ -21,6 +21,7 @@
 //! region = "us-east-1"
 //! ca_certificates = "/etc/ssl/own.pem"
 //! freshness = "30"
+//! deadline = 30          # and others, for how it is fetched (`fetching.rs`)
 //! ```
 //!
 //! The command line wins over the file. An unknown key is an error, which names file, line and key. Credentials are in
@@ -34,6 +35,7 @@ use std::path::{Path, PathBuf};
 use quinion_object::Freshness;
 use serde::Deserialize;
 
+use crate::fetching::{BytesInFlight, Deadline, GetsInFlight, Hedge};
 use crate::price::Price;
 
 /// A configuration file.
@@ -84,6 +86,14 @@ pub struct StoreConfig {
     pub ca_certificates: Option<PathBuf>,
     /// How old what is known of its objects may be, unless a client says otherwise.
     pub freshness: Option<StoreFreshness>,
+    /// When a second GET is sent beside a late one.
+    pub hedge: Option<Hedge>,
+    /// How long a fetch may take.
+    pub deadline: Option<Deadline>,
+    /// How many GETs may be under way.
+    pub gets_in_flight: Option<GetsInFlight>,
+    /// How many bytes these may have asked for.
+    pub bytes_in_flight: Option<BytesInFlight>,
 }
 
 impl StoreConfig {
@@ -91,6 +101,10 @@ impl StoreConfig {
     pub fn complete_by(&mut self, others: &StoreDefaults) {
         self.ca_certificates = self.ca_certificates.take().or_else(|| others.ca_certificates.clone());
         self.freshness = self.freshness.or(others.freshness);
+        self.hedge = self.hedge.or(others.hedge);
+        self.deadline = self.deadline.or(others.deadline);
+        self.gets_in_flight = self.gets_in_flight.or(others.gets_in_flight);
+        self.bytes_in_flight = self.bytes_in_flight.or(others.bytes_in_flight);
     }
 }
 
@@ -106,6 +120,19 @@ pub struct StoreDefaults {
     /// `always` if not given.
     #[arg(long, value_name = "HOW")]
     pub freshness: Option<StoreFreshness>,
+    /// Send a second GET beside one whose answer has not begun when this many of 100 have, 50 to 99, such as 95. Off if
+    /// not given.
+    #[arg(long, value_name = "PERCENT")]
+    pub hedge: Option<Hedge>,
+    /// For how many seconds a fetch may go on with all its attempts, before its readers get an error.
+    #[arg(long, value_name = "SECONDS")]
+    pub deadline: Option<Deadline>,
+    /// How many GETs of a store may be under way at a time; 32 if not given.
+    #[arg(long, value_name = "NUMBER")]
+    pub gets_in_flight: Option<GetsInFlight>,
+    /// How many bytes the GETs of a store that are under way may have asked for; 64M if not given.
+    #[arg(long, value_name = "SIZE")]
+    pub bytes_in_flight: Option<BytesInFlight>,
 }
 
 /// A [`Freshness`], written as `always`, `immutable`, or seconds such as `0.5`.

@@ -5,6 +5,7 @@
 //! It is no library: it makes no promise, and only the programs of `faces` may name it.
 
 pub mod config;
+pub mod fetching;
 pub mod kept_headers;
 pub mod log;
 pub mod notify;

@@ -100,7 +100,16 @@ pub fn open(
     let store: Arc<dyn ObjectStore> =
         if folder == Path::default() { store } else { Arc::new(PrefixStore::new(store, folder)) };
     let freshness = config.freshness.unwrap_or_default().0;
-    Ok((store, Options::new().store_name(name).freshness(freshness)))
+    let options = Options::new().store_name(name).freshness(freshness);
+    Ok((store, fetched_as(config, options)))
+}
+
+/// `options`, with what the store's configuration says of how it is fetched.
+pub fn fetched_as(config: &StoreConfig, options: Options) -> Options {
+    let options = config.hedge.into_iter().fold(options, |options, hedge| hedge.of(options));
+    let options = config.deadline.into_iter().fold(options, |options, deadline| deadline.of(options));
+    let options = config.gets_in_flight.into_iter().fold(options, |options, gets| gets.of(options));
+    config.bytes_in_flight.into_iter().fold(options, |options, bytes| bytes.of(options))
 }
 
 /// Options of the HTTP client that no option of a store can give: further trusted authorities.

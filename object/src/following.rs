@@ -9,7 +9,7 @@
 //! ```
 //!
 //! An [`ObjectFile`] is of one version, and fails once the store has another. This one opens the object again then.
-//! What is cached of a version is read without asking the store, so old bytes are read until a fetch finds out.
+//! Cached bytes of a version are read without asking the store, so old bytes are read until a fetch finds out.
 //!
 //! Invariants:
 //!  1. The bytes of one call are of one version: a call that has found a change begins anew, from its first byte.

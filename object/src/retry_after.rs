@@ -47,7 +47,7 @@ impl RetryAdvice {
         after
     }
 
-    /// What was noted since this was called last.
+    /// The last answer that was noted since this was called last.
     pub(crate) fn take(&self) -> Advice {
         std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }

@@ -1,5 +1,7 @@
 //! An object that is replaced while it is open: an error by default, and the new version for those that follow it. Each
 //! byte tells its version.
+//!
+//! The bytes of one call are always of one version, also if some of them were cached of the old one.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

@@ -1,4 +1,6 @@
 //! Tests whose server is not installed are skipped where that is seen, and fail where servers are required.
+//!
+//! This program starts itself with the output of tests captured, as it is by default, and looks at what is seen.
 
 use std::process::{Command, Output};
 

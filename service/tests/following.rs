@@ -1,5 +1,7 @@
 //! An object that is replaced while a client has it open: an error by default, and the new version for those that
 //! follow it, with the server that they began with or another.
+//!
+//! Each byte tells its version, so a read of bytes of two versions would be seen.
 
 use std::path::Path;
 use std::time::Duration;

@@ -8,8 +8,10 @@ import random
 import fsspec
 import fsspec.tests.abstract as abstract
 import pytest
+import quinion
 from conftest import DATA, SIZE, ServerProcess
 from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.registry import _registry
 
 OPERATIONS = 1_000_000 if os.environ.get("QUINION_SOAK") else 10_000
 
@@ -212,6 +214,51 @@ def test_reads_of_one_loop_are_side_by_side(server, web):
     finally:
         web.flow()
         web_server.kill()
+
+
+class StoreByOtherNames(fsspec.AbstractFileSystem):
+    """What adlfs, gcsfs and s3fs are to us: bucket and key as a path, and names of their own for it."""
+
+    root_marker = ""
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return path.partition("://")[2] or path
+
+    def ls(self, path, detail=True, **_options):
+        raise FileNotFoundError(path)
+
+    def info(self, path, **_options):
+        return {"name": self._strip_protocol(path), "size": SIZE, "type": "file"}
+
+
+@pytest.mark.parametrize(
+    ("names", "scheme"),
+    [
+        (("abfs", "az", "abfss"), "az"),
+        ("abfs", "az"),
+        (("abfss", "abfs"), "az"),
+        (("gcs", "gs"), "gs"),
+        (("gs", "gcs"), "gs"),
+        (("s3a", "s3"), "s3"),
+        (("s3", "s3a"), "s3"),
+    ],
+)
+def test_stores_that_others_name_otherwise_are_the_servers(tmp_path, monkeypatch, names, scheme):
+    stub = type("Stub", (StoreByOtherNames,), {"protocol": names})
+    all_names = {scheme, *([names] if isinstance(names, str) else names)}
+    for name in all_names:
+        monkeypatch.setitem(_registry, name, stub)
+    server = str(tmp_path / "q" / "s.sock")
+    stores = {f"{scheme}://bucket": {"key with space%41": DATA}}
+    with quinion.serve(server, memory=16 << 20, stores=stores):
+        for name in all_names:
+            with fsspec.open(f"quinion::{name}://bucket/key with space%41", quinion={"server": server}) as file:
+                assert file.read() == DATA
+            fs = fsspec.filesystem("quinion", server=server, target_protocol=name)
+            assert fs.cat_file("bucket/key with space%41", 5, 10) == DATA[5:10]
+            with pytest.raises(FileNotFoundError):
+                fs.cat_file(f"{name}://bucket/none")
 
 
 def test_chains_and_pickles(server, memory):

@@ -5,6 +5,9 @@ server that has a store for `s3://bucket`:
 
     pandas.read_parquet("quinion::s3://bucket/key", storage_options={"quinion": {"server": "tables"}})
 
+A URL is the server's by its store, and not by its file system's name for it: those of `abfs://` and `abfss://` are read as
+`az://`, of `gcs://` as `gs://`, of `s3a://` as `s3://`.
+
 Each open asks for the object's version, so a read sees what was put before it. With `freshness=30` beside `server`, an
 answer serves the opens of 30 seconds (`quinion.Freshness`). The server is not told of writes through this file system:
 within that time a read may return what was there before a write.
@@ -29,6 +32,9 @@ from fsspec.implementations.chained import ChainedFileSystem  # type: ignore[imp
 from . import File, Freshness, connect
 
 __all__ = ["QuinionFileSystem"]
+
+# What other file systems call the stores that servers have by the second name: adlfs, gcsfs, s3fs.
+_SCHEMES = {"abfs": "az", "abfss": "az", "gcs": "gs", "s3a": "s3"}
 
 _Bounds = list[tuple[int | None, int | None]]
 
@@ -67,7 +73,7 @@ class QuinionFileSystem(AsyncFileSystem, ChainedFileSystem):  # type: ignore[mis
         scheme, _, rest = url.partition("://")
         # The server decodes the keys of URLs. Paths of local files are taken as they are, and a web server's are URLs.
         is_ready = scheme in ("file", "http", "https")
-        return url if is_ready else f"{scheme}://{quote(rest, safe='/')}"
+        return url if is_ready else f"{_SCHEMES.get(scheme, scheme)}://{quote(rest, safe='/')}"
 
     def _file(self, path: str) -> File:
         return self.client.open(self._url(path))

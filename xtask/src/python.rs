@@ -23,7 +23,8 @@ const PACKAGES: [&str; 6] = [
     "typing_extensions>=4.6,<5",
 ];
 
-/// Engines that read through the package. One may be missing: its tests say `SKIPPED` then.
+/// Engines that read through the package. A step that cannot install them fails, unless `QUINION_TEST_WITHOUT` has
+/// `engines` among its words: then none is installed, and their tests say `SKIPPED`.
 const ENGINES: [&str; 9] = [
     "pyarrow==26.0.1",
     "pandas==3.1.1",
@@ -39,16 +40,37 @@ const ENGINES: [&str; 9] = [
 /// Engines of the night: torch's wheel brings six gigabytes of drivers.
 const NIGHTLY_ENGINES: [&str; 2] = ["ray==2.60.0", "torch==2.15.0"];
 
+/// As README.md and docs/python.md tell users to build the wheel.
+const BUILD: &str = "maturin build --release";
+
 pub fn step() -> Step {
-    Step::new("python", Action::Call(|| build_and_test(&[])))
+    Step::new("python", Action::Call(|| build_and_test(Length::Day)))
 }
 
-/// The same with the heavy engines; by day their tests say `SKIPPED`.
+/// The same with the heavy engines, whose tests say `SKIPPED` by day, and a million operations where that does some
+/// thousands.
 pub fn nightly_step() -> Step {
-    Step::new("python-heavy", Action::Call(|| build_and_test(&NIGHTLY_ENGINES)))
+    Step::new("python-heavy", Action::Call(|| build_and_test(Length::Night)))
 }
 
-fn build_and_test(more: &[&str]) -> Result<(), Failure> {
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Length {
+    Day,
+    Night,
+}
+
+impl Length {
+    fn engines(self) -> Vec<&'static str> {
+        let without = std::env::var("QUINION_TEST_WITHOUT").unwrap_or_default();
+        match self {
+            _ if without.split(',').any(|word| word == "engines") => Vec::new(),
+            Self::Day => ENGINES.to_vec(),
+            Self::Night => [&ENGINES[..], &NIGHTLY_ENGINES[..]].concat(),
+        }
+    }
+}
+
+fn build_and_test(length: Length) -> Result<(), Failure> {
     let folder = target_folder().join("python");
     let (environment, wheels) = (folder.join("environment"), folder.join("wheels"));
     for old in [&environment, &wheels] {
@@ -59,31 +81,34 @@ fn build_and_test(more: &[&str]) -> Result<(), Failure> {
     execute(Command::new("python3").args(["-m", "venv"]).arg(&environment))?;
     let python = environment.join("bin/python");
     execute(pip(&python).args(PACKAGES))?;
-    let engines = [&ENGINES, more].concat();
-    if execute(pip(&python).args(&engines)).is_err() {
-        // If one of them cannot be installed, the others may.
-        for engine in engines {
-            if execute(pip(&python).arg(engine)).is_err() {
-                println!("SKIPPED: {engine} cannot be installed here, so its tests are not run");
-            }
-        }
+    let engines = length.engines();
+    if engines.is_empty() {
+        println!("SKIPPED: no engine is installed, so their tests are not run; QUINION_TEST_WITHOUT says so");
+    } else if let Err(failure) = execute(pip(&python).args(&engines)) {
+        let text = "QUINION_TEST_WITHOUT=engines tests the package without them";
+        return Err(Failure::new(format!("the engines cannot be installed: {failure}; {text}")));
     }
     let manifest = repository().join("faces/python/Cargo.toml");
     let mut clippy = cargo("clippy --release --locked --all-targets --manifest-path");
     clippy.arg(&manifest).arg("--target-dir").arg(&folder).args(["--", "-D", "warnings"]);
     execute(&mut clippy)?;
-    let mut build = Command::new(environment.join("bin/maturin"));
-    build.args(["build", "--release", "--locked", "--manifest-path"]).arg(manifest);
+    let mut words = BUILD.split(' ');
+    let mut build = Command::new(environment.join("bin").join(words.next().unwrap_or_default()));
+    build.args(words).args(["--locked", "--manifest-path"]).arg(manifest);
     execute(build.arg("--target-dir").arg(&folder).arg("--out").arg(&wheels))?;
     execute(pip(&python).arg("--no-deps").arg(wheel(&wheels)?))?;
     let (tests, report) = (repository().join("faces/python/tests"), folder.join("results.xml"));
-    let ran = execute(
-        Command::new(&python)
-            .args(["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--junitxml"])
-            .args([&report, &tests])
-            .env("QUINION_TOOLS", target_folder().join("tools"))
-            .current_dir(&folder),
+    let mut run = Command::new(&python);
+    run.args(["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--junitxml"]).args([&report, &tests]);
+    run.env("QUINION_TOOLS", target_folder().join("tools")).current_dir(&folder);
+    run.env(
+        "QUINION_TEST_ENGINES",
+        engines.iter().map(|engine| module(engine)).collect::<Vec<_>>().join(","),
     );
+    if length == Length::Night {
+        run.env("QUINION_SOAK", "1");
+    }
+    let ran = execute(&mut run);
     // Repeated at the end of a run, where users look.
     ran.map_err(|failure| match failed_tests(&fs::read_to_string(&report).unwrap_or_default()) {
         failed if failed.is_empty() => failure,
@@ -96,6 +121,11 @@ fn failed_tests(report: &str) -> Vec<&str> {
     let cases = report.split("<testcase ").skip(1);
     let failed = cases.filter(|case| case.contains("<failure") || case.contains("<error"));
     failed.filter_map(|case| case.split(" name=\"").nth(1)?.split('"').next()).collect()
+}
+
+/// The module of a requirement such as `tqdm>=4.66,<5`.
+fn module(requirement: &str) -> &str {
+    requirement.split(['=', '>', '<']).next().unwrap_or(requirement)
 }
 
 fn pip(python: &Path) -> Command {
@@ -117,6 +147,28 @@ fn wheel(folder: &Path) -> Result<PathBuf, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn users_are_told_the_command_that_builds_the_tested_wheel() {
+        for (page, text) in [
+            ("README.md", format!("`{BUILD}` in `faces/python`")),
+            ("docs/python.md", format!("`pip install maturin`, `{BUILD}`, `pip install")),
+        ] {
+            let page = fs::read_to_string(repository().join(page)).unwrap().replace('\n', " ");
+            assert!(page.contains(&text), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_engine_is_imported_by_the_name_of_its_requirement() {
+        let engines = [&ENGINES[..], &NIGHTLY_ENGINES[..]].concat();
+        let modules: Vec<_> = engines.iter().map(|engine| module(engine)).collect();
+        assert!(modules.contains(&"tqdm") && modules.contains(&"pyarrow") && modules.contains(&"ray"));
+        assert!(
+            modules.iter().all(|name| name.bytes().all(|byte| byte.is_ascii_alphanumeric())),
+            "{modules:?}"
+        );
+    }
 
     #[test]
     fn failed_tests_are_named_as_the_report_names_them() {

@@ -24,8 +24,9 @@ mod server;
 
 use pyo3::prelude::*;
 
-/// The module that Python imports as `quinion._quinion`.
-#[pymodule]
+/// The module that Python imports as `quinion._quinion`. No test runs it without the GIL: so a free-threaded Python
+/// that it was built for takes the GIL when it imports it.
+#[pymodule(gil_used = true)]
 mod _quinion {
     #[pymodule_export]
     use crate::cache::RawCache;

@@ -1,10 +1,9 @@
 """Engines: what they read through the cache is what the bare store has, and a second time it costs no GET.
 
 The store is moto, a real S3 server, which `scripts/setup` installs. Where it or an engine is not, a test says SKIPPED and
-why.
+why, if it was started by hand or `QUINION_TEST_WITHOUT` allows it, and else fails.
 """
 
-import importlib
 import io
 import itertools
 import os
@@ -17,26 +16,21 @@ import time
 import fsspec
 import pytest
 import quinion
-from conftest import ServerProcess
+from conftest import ServerProcess, engine
 
-numpy = pytest.importorskip("numpy")
+numpy = engine("numpy", module=True)
 ROWS = 200_000
 PARTS = 4
-
-
-def engine(name):
-    """The module, or a test that is skipped."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        pytest.skip(f"SKIPPED: {name} is not installed here ({error})")
 
 
 @pytest.fixture(scope="module")
 def endpoint(tmp_path_factory):
     python = pathlib.Path(os.environ.get("QUINION_TOOLS", "none")) / "moto-5.2.5" / "bin" / "python"
+    if "moto" in os.environ.get("QUINION_TEST_WITHOUT", "").split(","):
+        pytest.skip("SKIPPED: QUINION_TEST_WITHOUT says so")
     if not python.exists():
-        pytest.skip(f"SKIPPED: moto is not at {python}; scripts/setup installs it, and QUINION_TOOLS names the folder")
+        text = f"moto is not at {python}; scripts/setup installs it, and QUINION_TOOLS names the folder"
+        pytest.skip(f"SKIPPED: {text}") if "QUINION_TOOLS" not in os.environ else pytest.fail(text)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

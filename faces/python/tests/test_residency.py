@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import quinion
-from conftest import DATA, SIZE, ServerProcess
+from conftest import DATA, SIZE, ServerProcess, engine, in_child, wait_until
 
 URL = "data://s/a"
 PAGE = 4096
@@ -97,7 +97,7 @@ def test_a_prefetch_of_more_than_may_be_pinned_brings_it_all_the_same(tmp_path):
 
 
 def test_a_prefetch_shows_a_bar(opener, capsys):
-    pytest.importorskip("tqdm", reason="SKIPPED: tqdm is not installed here")
+    engine("tqdm")
     opener.open(URL).prefetch(progress=True)
     assert "100%" in capsys.readouterr().err
 

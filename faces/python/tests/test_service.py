@@ -9,7 +9,7 @@ import types
 
 import pytest
 import quinion
-from conftest import DATA, processes_of, wait_until
+from conftest import DATA, engine, processes_of, wait_until
 from quinion import service
 
 URL = "data://s/a"
@@ -109,7 +109,7 @@ def length_of_part(name, url):
 
 
 def test_dask_workers_cost_the_gets_of_one(name, web):
-    distributed = pytest.importorskip("distributed", reason="SKIPPED: distributed is not installed here")
+    distributed = engine("distributed")
     from quinion.dask import Plugin, workers_with
 
     for n in range(8):
@@ -140,7 +140,7 @@ def test_dask_workers_cost_the_gets_of_one(name, web):
 
 
 def test_dask_tasks_go_on_after_the_server_was_killed(name, web):
-    distributed = pytest.importorskip("distributed", reason="SKIPPED: distributed is not installed here")
+    distributed = engine("distributed")
     from quinion.dask import Plugin
 
     web.objects["part"] = DATA

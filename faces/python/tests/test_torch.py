@@ -6,12 +6,10 @@ import struct
 import numpy
 import pytest
 import quinion
-from conftest import DATA, permissions_at
+from conftest import DATA, engine, permissions_at
 from quinion import safetensors
 
-torch = pytest.importorskip(
-    "torch", reason="SKIPPED: torch is not installed here; cargo xtask nightly python-heavy installs it"
-)
+torch = engine("torch", module=True)  # `cargo xtask nightly python-heavy` installs it
 ROWS, ROW_BYTES = 512, 4096
 KINDS = {"float32": "F32", "bfloat16": "BF16", "int64": "I64", "bool": "BOOL", "float8_e5m2": "F8_E5M2"}
 

@@ -85,8 +85,8 @@
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -236,6 +236,25 @@ pub fn listen(path: &Path) -> std::io::Result<OwnedFd> {
     Ok(socket)
 }
 
+/// Counts of a service, for as long as there is one: see [`Service::counters`].
+pub struct ServiceCounters {
+    viewers: Weak<ViewerTable>,
+}
+
+impl fmt::Debug for ServiceCounters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServiceCounters").finish_non_exhaustive()
+    }
+}
+
+impl ServiceCounters {
+    /// [`Service::totals`] and [`Service::viewers`]; `None`: the service has ended.
+    pub fn now(&self) -> Option<(ViewerTotals, usize)> {
+        let viewers = self.viewers.upgrade()?;
+        Some((viewers.totals(|_| true), viewers.present().count()))
+    }
+}
+
 /// The threads that answer viewers. Dropping it stops them.
 pub struct Service {
     shared: Arc<Shared>,
@@ -329,6 +348,11 @@ impl Service {
     /// Totals of all viewers so far.
     pub fn totals(&self) -> ViewerTotals {
         self.shared.viewers.totals(|_| true)
+    }
+
+    /// The same numbers, for a part of the owner that outlives no service: it keeps nothing of this one alive.
+    pub fn counters(&self) -> ServiceCounters {
+        ServiceCounters { viewers: Arc::downgrade(&self.shared.viewers) }
     }
 
     /// For work that may wait for others. An owner that does such things itself uses them too: one bound is for all.

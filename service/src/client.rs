@@ -15,6 +15,7 @@ use crate::file::ClientFile;
 use crate::revision::{FileRevision, RevisionRequest};
 use crate::socket::path_of;
 use crate::stores::OpenRequest;
+use crate::totals::ServerTotals;
 
 /// A connection to a server's cache. Cheap to clone; all clients of one server in a process are one connection.
 ///
@@ -147,6 +148,17 @@ impl Client {
         let old = &self.connection;
         let new = old.viewer()?.owner_is_dead().then(|| old.successor(timeout).ok()).flatten();
         Ok(new.unwrap_or_else(|| Arc::clone(old)))
+    }
+
+    /// The numbers of the server: its reads and fetches for all clients so far, and the bytes that it has now. It costs
+    /// a question, which a busy server answers later; `timeout` bounds the wait. A server that has ended is not waited
+    /// for.
+    ///
+    /// # Errors
+    /// [`ErrorKind::OwnerDead`]; [`ErrorKind::Connect`]; [`ErrorKind::TimedOut`]; [`ErrorKind::Forked`];
+    /// [`ErrorKind::Open`]: it is a server of an earlier version.
+    pub fn server_totals(&self, timeout: Duration) -> Result<ServerTotals> {
+        self.current(Duration::ZERO)?.totals(timeout)
     }
 
     /// Whether the server has ended, however it ended, and no other listens in its place.

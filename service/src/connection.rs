@@ -37,6 +37,7 @@ use quinion_owner::internals::viewer::{self, NameRequest, RequestError, Viewer};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::stores::{ObjectMetadata, OpenRequest};
+use crate::totals::{ServerTotals, TOTALS, TOTALS_NAME};
 
 /// How long the heartbeat of a server may stand still, in milliseconds: a busy machine must not look like an end.
 const STILL_MILLIS_MAX: u32 = 5000;
@@ -318,8 +319,33 @@ impl Connection {
         }
     }
 
+    pub(crate) fn totals(&self, time: Duration) -> Result<ServerTotals> {
+        let shown = "the server's totals";
+        let open = NamedOpen { shown, name: TOTALS_NAME, descriptor: None, time };
+        match self.ask_by_name(&open)? {
+            NamedAnswer::Refused(Ok((error, text))) if error as i32 == TOTALS.0 => ServerTotals::of(&text)
+                .ok_or_else(|| {
+                    Error::new(ErrorKind::Other, format!("cannot read {shown}: it answered {text:?}"))
+                }),
+            NamedAnswer::Refused(reply) => {
+                Err(refused(shown, reply).with_hint("use the same version of Quinion for both"))
+            }
+            NamedAnswer::Opened([handle, _], _) => {
+                self.give_back(Operation::Detach, [handle, 0, 0]);
+                Err(Error::new(ErrorKind::Other, format!("cannot read {shown}: it has opened something")))
+            }
+        }
+    }
+
     /// Has the server open what has that name. Returns where it is, and what the server says of it.
     pub(crate) fn open_named(&self, open: &NamedOpen<'_>) -> Result<([u64; 2], std::io::Result<String>)> {
+        match self.ask_by_name(open)? {
+            NamedAnswer::Opened(answer, text) => Ok((answer, text)),
+            NamedAnswer::Refused(reply) => Err(refused(open.shown, reply)),
+        }
+    }
+
+    fn ask_by_name(&self, open: &NamedOpen<'_>) -> Result<NamedAnswer> {
         let (viewer, shown) = (self.viewer()?, open.shown);
         if viewer.owner_is_dead() {
             return Err(Error::owner_dead(shown)); // another may listen at the socket, or none and a manager keeps it
@@ -345,13 +371,15 @@ impl Connection {
             };
             let ticket = [u64::from(sent.ticket()), 0, 0];
             match self.ask(Operation::OpenNamed, ticket, retry.left()) {
-                Ok(answer) => return Ok((answer, sent.reply(open.time).map(|(_, text)| text))),
+                Ok(answer) => {
+                    return Ok(NamedAnswer::Opened(answer, sent.reply(open.time).map(|(_, text)| text)));
+                }
                 // The ticket has expired before a worker came to it.
                 Err(RequestError::Errno(error)) if error == Errno::BADF.0 && retry.pause() => {}
                 Err(RequestError::Errno(_)) => {
                     return match sent.reply(open.time) {
                         Err(_) if viewer.owner_is_dead() => Err(Error::owner_dead(shown)),
-                        reply => Err(refused(shown, reply)),
+                        reply => Ok(NamedAnswer::Refused(reply)),
                     };
                 }
                 Err(error) => return Err(Error::of_request(shown, error)),
@@ -460,6 +488,13 @@ pub(crate) struct NamedOpen<'o> {
     pub(crate) descriptor: Option<BorrowedFd<'o>>,
     /// How long it takes at most.
     pub(crate) time: Duration,
+}
+
+enum NamedAnswer {
+    /// Where it is, and what the server says of it.
+    Opened([u64; 2], std::io::Result<String>),
+    /// The error, and the server's words.
+    Refused(std::io::Result<(u32, String)>),
 }
 
 fn refused(name: &str, reply: std::io::Result<(u32, String)>) -> Error {

@@ -16,6 +16,7 @@ use quinion_owner::internals::serve::{Owner, Service, ServiceOptions, VIEWERS};
 use crate::error::{Error, ErrorKind, Result};
 use crate::socket::{Listening, Socket};
 use crate::stores::{StoreRequest, Stores};
+use crate::totals::{ClientCounts, ServerTotals};
 
 /// Threads that answer at first, each of which waits for one miss; more come when all of them wait for stores.
 const WORKERS: usize = 32;
@@ -107,6 +108,7 @@ impl Builder {
             ..ServiceOptions::default()
         };
         let service = Service::start_with(Arc::clone(&owner) as Arc<dyn Owner>, options).map_err(failed)?;
+        stores.count_clients_by(ClientCounts { service: service.counters(), owner: Arc::downgrade(&owner) });
         Ok(Server { service, owner, stores, listening })
     }
 }
@@ -180,6 +182,11 @@ impl Server {
             first_bytes: self.stores.first_bytes(),
             answer_times: self.stores.answer_times(),
         }
+    }
+
+    /// The sums of them, as any client may ask for ([`Client::server_totals`](crate::Client::server_totals)).
+    pub fn totals(&self) -> ServerTotals {
+        self.stores.totals().expect("it serves until it is dropped")
     }
 
     /// Adds a store while clients read, or gives a prefix another: see [`Builder::store`].

@@ -13,17 +13,20 @@
 //! first bytes; `\nfreshness 30`, how old what the server knows of the object may be. A URL has no line break, so
 //! that no other name looks so. A line that is not understood is an error.
 //!
+//! The name `\ntotals`, which is no URL, asks for the server's numbers (`totals.rs`).
+//!
 //! A client is told of an object in lines, each a word and a value.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
 use object_store::{Attribute, Attributes, ObjectStore, path::Path};
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use quinion::backend::{Attributes as FileAttributes, Identity};
 use quinion::internals::serving::ServedCache;
+use quinion::internals::units::PAGE_SIZE;
 use quinion::{Cache, File};
 use quinion_object::{AnswerTimes, FetchError, FetchStats, FirstByte, Freshness, ObjectCache, ObjectFile, Options};
 use quinion_owner::internals::serve::NameRefusal;
@@ -35,6 +38,7 @@ use sha2::{Digest, Sha256};
 use crate::error::{CHANGED, FETCH};
 use crate::revision_attributes::RevisionAttributes;
 use crate::setbacks::Setbacks;
+use crate::totals::{ClientCounts, ServerTotals, TOTALS, TOTALS_NAME, TOTALS_PLACE};
 
 const UNKNOWN_OPTION: &str =
     "the client asks for an option that this server does not have; use the same version for both";
@@ -53,6 +57,8 @@ pub(crate) struct Stores {
     count: AtomicU64,
     /// `None`: no revisions of files are opened.
     revisions: Option<Setbacks>,
+    /// Set when the service has been started.
+    clients: OnceLock<ClientCounts>,
 }
 
 #[derive(Clone, Debug)]
@@ -68,8 +74,13 @@ impl Stores {
     /// # Errors
     /// A prefix is there twice; those of [`Stores::set`].
     pub(crate) fn new(cache: &Cache, requests: Vec<StoreRequest>) -> Result<Self, String> {
-        let cache = cache.clone();
-        let stores = Self { cache, stores: RwLock::default(), count: AtomicU64::new(0), revisions: None };
+        let stores = Self {
+            cache: cache.clone(),
+            stores: RwLock::default(),
+            count: AtomicU64::new(0),
+            revisions: None,
+            clients: OnceLock::new(),
+        };
         for request in requests {
             let prefix = trimmed(&request.prefix).to_owned();
             if stores.set(request)? {
@@ -137,6 +148,33 @@ impl Stores {
         let failures =
             self.all().into_iter().map(|store| Some((store.prefix, store.objects.take_failure()?)));
         failures.flatten().collect()
+    }
+
+    pub(crate) fn count_clients_by(&self, clients: ClientCounts) {
+        self.clients.set(clients).expect("a server is started once");
+    }
+
+    /// `None`: the server is about to start, or has ended.
+    pub(crate) fn totals(&self) -> Option<ServerTotals> {
+        let (clients, cache) = (self.clients.get()?.now()?, self.cache.stats());
+        let fetched = self.stats();
+        let sum = |of: fn(&FetchStats) -> u64| fetched.iter().map(|(_, stats)| of(stats)).sum();
+        Some(ServerTotals {
+            heads: sum(|stats| stats.heads),
+            gets: sum(|stats| stats.gets),
+            fetched_bytes: sum(|stats| stats.bytes),
+            memory_bytes: cache.memory_bytes,
+            cached_bytes: cache.cached_pages * PAGE_SIZE as u64,
+            pinned_bytes: cache.pinned_bytes,
+            ..clients
+        })
+    }
+
+    fn told_totals(&self) -> NameRefusal {
+        match self.totals() {
+            Some(totals) => refusal(TOTALS, totals.text()),
+            None => refusal(Errno::AGAIN, "the server is about to start".into()),
+        }
     }
 
     pub(crate) fn first_bytes(&self) -> Vec<(String, FirstByte)> {
@@ -210,10 +248,16 @@ fn refusal(error: Errno, text: String) -> NameRefusal {
 
 impl NameOpener for Stores {
     fn place(&self, name: &[u8]) -> Result<u64, NameRefusal> {
+        if name == TOTALS_NAME {
+            return Ok(TOTALS_PLACE);
+        }
         self.find(url_of(name)).map(|(store, _)| store.number)
     }
 
     fn open(&self, name: &[u8]) -> Result<Arc<dyn NamedObject>, NameRefusal> {
+        if name == TOTALS_NAME {
+            return Err(self.told_totals());
+        }
         let (name, lines) = (url_of(name), name.split(|&byte| byte == b'\n').skip(1));
         let (StoreEntry { mut objects, name: store, .. }, key) = self.find(name)?;
         let failed = |error: Errno, text: &dyn fmt::Display| {

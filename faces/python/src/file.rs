@@ -8,11 +8,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
-use quinion_service::{Client, Freshness};
+use pyo3::types::{PyBytes, PyDict};
+use quinion_service::{Client, Freshness, ServerTotals};
 
 use crate::error::{Failure, Result};
 use crate::memory::{Pin, with_buffer};
@@ -46,6 +47,13 @@ impl ReadCounters {
 /// Parses Python's text for a freshness; `None`: the store's own.
 pub(crate) fn freshness_of(text: Option<&str>) -> Result<Option<Freshness>> {
     text.map(|text| text.parse().map_err(Failure::invalid)).transpose()
+}
+
+/// A server's numbers by their names.
+pub(crate) fn dict_of(py: Python<'_>, totals: ServerTotals) -> PyResult<Bound<'_, PyDict>> {
+    let dict = PyDict::new(py);
+    totals.entries().try_for_each(|(name, value)| dict.set_item(name, value))?;
+    Ok(dict)
 }
 
 /// A connection to a server's cache, of this very process.
@@ -99,6 +107,14 @@ impl RawClient {
     ) -> PyResult<()> {
         let opening = self.opening(target, freshness);
         waiter.start(number, move || opening().map(RawFile::into_answer))
+    }
+
+    /// The server's numbers, which are waited for so many seconds at most.
+    fn stats<'py>(&self, py: Python<'py>, seconds: f64) -> PyResult<Bound<'py, PyDict>> {
+        let timeout =
+            Duration::try_from_secs_f64(seconds).map_err(|error| Failure::invalid(error.to_string()))?;
+        let client = self.0.clone();
+        dict_of(py, interruptible(py, move || Ok(client.server_totals(timeout)?))?)
     }
 
     fn owner_is_dead(&self) -> PyResult<bool> {

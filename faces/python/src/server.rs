@@ -10,10 +10,10 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use quinion::Cache;
-use quinion_service::ServerStats;
+use quinion_service::ServerTotals;
 
 use crate::error::Failure;
-use crate::file::freshness_of;
+use crate::file::{dict_of, freshness_of};
 use crate::stores::{self, StoreRequest};
 
 /// A server, until it is stopped or collected.
@@ -43,13 +43,13 @@ impl Server {
         self.running.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    fn numbers(&self) -> PyResult<ServerStats> {
+    fn numbers(&self) -> PyResult<ServerTotals> {
         if std::process::id() != self.process {
             return Err(PyValueError::new_err(format!("the server {:?} is the parent's", self.name)));
         }
         let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         let stopped = || PyValueError::new_err(format!("the server {:?} was stopped", self.name));
-        running.as_ref().map(quinion_service::Server::stats).ok_or_else(stopped)
+        running.as_ref().map(quinion_service::Server::totals).ok_or_else(stopped)
     }
 }
 
@@ -77,17 +77,7 @@ impl Server {
 
     /// Statistics of the server.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let (stats, dict) = (self.numbers()?, PyDict::new(py));
-        dict.set_item("clients", stats.clients)?;
-        dict.set_item("open_files", stats.open_files)?;
-        dict.set_item("pins", stats.pins)?;
-        dict.set_item("reads", stats.reads)?;
-        dict.set_item("bytes", stats.bytes)?;
-        dict.set_item("asked", stats.asked)?;
-        dict.set_item("heads", stats.fetches.iter().map(|(_, fetched)| fetched.heads).sum::<u64>())?;
-        dict.set_item("gets", stats.fetches.iter().map(|(_, fetched)| fetched.gets).sum::<u64>())?;
-        dict.set_item("fetched_bytes", stats.fetches.iter().map(|(_, fetched)| fetched.bytes).sum::<u64>())?;
-        Ok(dict)
+        dict_of(py, self.numbers()?)
     }
 
     /// Stops serving. Clients' reads of objects fail from now on.
@@ -108,9 +98,9 @@ impl Server {
     }
 
     fn __repr__(&self) -> String {
-        let Ok(stats) = self.numbers() else { return format!("<quinion.Server {:?}: stopped>", self.name) };
-        let hits = stats.reads.saturating_sub(stats.asked) as f64 * 100.0 / stats.reads.max(1) as f64;
-        let ServerStats { reads, bytes, clients, .. } = stats;
+        let Ok(totals) = self.numbers() else { return format!("<quinion.Server {:?}: stopped>", self.name) };
+        let hits = totals.reads.saturating_sub(totals.asked) as f64 * 100.0 / totals.reads.max(1) as f64;
+        let ServerTotals { reads, bytes, clients, .. } = totals;
         format!(
             "<quinion.Server {:?}: {hits:.1} % of {reads} reads hit, {bytes} bytes, {clients} clients>",
             self.name

@@ -2,6 +2,8 @@
 
 import errno
 import io
+import os
+import signal
 import subprocess
 import sys
 
@@ -140,5 +142,52 @@ def test_top_shows_a_server(web):
         out = io.StringIO()
         quinion.top(server, every=0.01, times=1, file=out)
         assert out.getvalue().splitlines()[1].split()[:4] == ["Server", "1", "0", "-"]
-    with pytest.raises(ValueError, match="Cache"):
-        quinion.top()
+
+
+def test_a_client_tells_what_its_server_does(server, client):
+    before = client.stats()
+    assert before["clients"] == 1 and (before["reads"], before["heads"], before["memory_bytes"]) == (0, 0, 64 << 20)
+    file = client.open(URL)
+    pin = file.pin(0, SIZE)
+    other = "import quinion, sys; quinion.connect(sys.argv[1]).open(sys.argv[2]).read()"
+    subprocess.run([sys.executable, "-c", other, server.name, URL], check=True)
+    server.wait_for("clients", 1)
+    stats = client.stats()
+    # Of all clients: this one has read nothing.
+    assert stats["reads"] > 0 and stats["bytes"] == SIZE == stats["fetched_bytes"] and stats["heads"] == 2
+    assert (stats["open_files"], stats["pins"]) == (1, 1) and stats["cached_bytes"] >= stats["pinned_bytes"] >= SIZE
+    assert stats == server.stats()
+    shown = f"100.0 % of {stats['reads']} reads hit, {SIZE} bytes, 1 clients, {stats['cached_bytes']} of {64 << 20}"
+    wait_until(lambda: shown in repr(client))  # a busy machine may answer late
+    assert len(pin) == SIZE
+
+
+def test_a_client_shows_what_is_wrong_with_its_server(server, client):
+    os.kill(server.process.pid, signal.SIGSTOP)
+    assert repr(client).endswith("which does not answer>")
+    os.kill(server.process.pid, signal.SIGCONT)
+    wait_until(lambda: "reads hit" in repr(client))
+    assert "not yet connected" in in_child(lambda: repr(client))
+    assert in_child(client.stats)["clients"] == 2  # which connects
+    server.kill()
+    wait_until(lambda: "has ended" in repr(client))
+    with pytest.raises(ConnectionResetError):
+        client.stats()
+
+
+def test_top_shows_the_server_of_a_client(server, client):
+    with client.open(URL) as file:
+        file.read()
+
+        class Reading:
+            """A client that reads at each look at it."""
+
+            def stats(self):
+                file.read_at(0, 1 << 20)
+                return client.stats()
+
+        out = io.StringIO()
+        quinion.top(Reading(), client, every=0.01, times=2, file=out)
+    lines = [line.split() for line in out.getvalue().splitlines()[1:]]
+    assert [line[0] for line in lines] == ["Reading", "Client"] * 2
+    assert all(float(line[2]) > 0 and line[3] == "100.0" for line in lines)

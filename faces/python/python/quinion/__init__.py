@@ -69,6 +69,10 @@ def _forked() -> None:
 
 os.register_at_fork(after_in_child=_forked)
 
+# How long a server's numbers are waited for: by a program, and to be shown.
+_STATS_SECONDS = 10.0
+_REPR_SECONDS = 5.0
+
 # The last position that a file of the kernel can have.
 _POSITION_MAX = (1 << 63) - 1
 
@@ -111,7 +115,7 @@ def _plain(store: str | Mapping[str, Any]) -> str | dict[str, Any]:
     return store if isinstance(store, str) else dict(store)
 
 
-def connect(name: str, *, freshness: Freshness = None) -> Client:
+def connect(name: str = "node", *, freshness: Freshness = None) -> Client:
     """Connects to the server of that name; a name with a slash is the path of its socket."""
     return Client(name, freshness)
 
@@ -179,6 +183,11 @@ class Client:
         with self.open(url) as file:
             return file.residency()
 
+    def stats(self) -> dict[str, int]:
+        """What the server has done for all of its clients, and has: the numbers of `Server.stats`. It is a question to the
+        server, whose answer is waited for 10 seconds at most (`TimeoutError`)."""
+        return self._raw().stats(_STATS_SECONDS)
+
     @property
     def owner_is_dead(self) -> bool:
         """Whether the server has ended."""
@@ -188,7 +197,19 @@ class Client:
         return (Client, (self.name, self.freshness))
 
     def __repr__(self) -> str:
-        return f"<quinion.Client of {self.name!r}>"
+        generation, raw = self._state
+        if generation != _generation:
+            return f"<quinion.Client of {self.name!r}, not yet connected in this process>"
+        try:
+            stats = raw.stats(_REPR_SECONDS)
+        except OSError as error:
+            why = "has ended" if isinstance(error, ConnectionError) else "does not answer"
+            return f"<quinion.Client of {self.name!r}, which {why}>"
+        hits = 100 * max(stats["reads"] - stats["asked"], 0) / max(stats["reads"], 1)
+        return (
+            f"<quinion.Client of {self.name!r}: {hits:.1f} % of {stats['reads']} reads hit, {stats['bytes']} bytes, "
+            f"{stats['clients']} clients, {stats['cached_bytes']} of {stats['memory_bytes']} bytes cached>"
+        )
 
 
 class Cache:

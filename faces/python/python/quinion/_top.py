@@ -39,14 +39,16 @@ def _line(name: str, old: Mapping[str, int], new: Mapping[str, int], seconds: fl
 def top(
     *caches: _Counted, every: float = 1.0, times: int | None = None, file: TextIO | None = None
 ) -> None:
-    """Shows what caches and servers of this process do, a line for each `every` seconds: `times` times, or until Ctrl-C.
-
-    Of servers of other processes the monitors' address tells the same: `quinion-serve --metrics`.
+    """Shows what caches do, a line for each `every` seconds: `times` times, or until Ctrl-C. A cache is a `Cache` or `Server` of
+    this process, or a `Client`, whose server is asked: the lines are of all of its clients. Without any it is the server
+    `"node"`.
     """
-    if not caches:
-        raise ValueError("name a Cache or a Server of this process, as top(cache)")
     if every <= 0:
         raise ValueError(f"lines come every so many seconds, and not every {every}")
+    if not caches:
+        from . import connect
+
+        caches = (connect(),)
     out = sys.stdout if file is None else file
     names = [f"{type(cache).__name__} {number}" for number, cache in enumerate(caches, 1)]
     print(_HEAD, file=out)

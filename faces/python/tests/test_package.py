@@ -19,7 +19,7 @@ from quinion import _quinion
 from test_fsspec import StoreByOtherNames
 
 USER = """
-import numpy, quinion
+import numpy, quinion, quinion.safetensors
 client: quinion.Client = quinion.connect("x")
 with client.open("s3://b/k") as file:
     data: bytes = file.read(10)
@@ -32,7 +32,11 @@ with client.open("s3://b/k") as file:
     reveal_type(file.size)
 with quinion.Cache(memory=1 << 24, disk=("/x", 1 << 30), stores={"s3://b": {"region": "x"}, "m://t": {"k": b"v"}}) as cache:
     numbers: dict[str, int] = cache.stats()
-    quinion.top(cache, times=1)
+    quinion.top(cache, client, times=1)
+    quinion.top(times=1)
+numbers = client.stats()
+default: quinion.Client = quinion.connect()
+weights = quinion.safetensors.load("s3://b/k") | quinion.safetensors.load(client, "s3://b/k", freshness="immutable")
 async def use() -> tuple[bytes, list[bytes], quinion.Pin, int]:
     file = await cache.aopen("x")
     return (await file.aread_at(0, 1), await file.aread_ranges([(0, 1)]), await file.apin(0, 1),

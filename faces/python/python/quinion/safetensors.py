@@ -15,13 +15,14 @@ import errno
 import importlib
 import json
 import math
+import os
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, overload
 
 import numpy
 
-from . import Cache, Client, File, Freshness, Pin
+from . import Cache, Client, File, Freshness, Pin, connect
 
 __all__ = ["load"]
 
@@ -48,16 +49,31 @@ Array = numpy.ndarray[Any, numpy.dtype[Any]]
 _Lend = Callable[[int, int], Any]
 
 
+@overload
 def load(
-    client: Client | Cache, url: str, *, framework: str = "np", freshness: Freshness = None
+    url: str | os.PathLike[str], /, *, framework: str = "np", freshness: Freshness = None
+) -> dict[str, Any]: ...
+@overload
+def load(
+    client: Client | Cache, url: str | os.PathLike[str], *, framework: str = "np", freshness: Freshness = None
+) -> dict[str, Any]: ...
+def load(
+    client: Client | Cache | str | os.PathLike[str],
+    url: str | os.PathLike[str] | None = None,
+    *,
+    framework: str = "np",
+    freshness: Freshness = None,
 ) -> dict[str, Any]:
     """All tensors of an object or file, by name: numpy's arrays, or torch's tensors for `framework="pt"`. `BF16` and the
-    8-bit floats have no numpy type: a `TypeError`. With `freshness="immutable"`, weights that are cached are loaded
-    without a request to their store; see `quinion.Freshness`."""
+    8-bit floats have no numpy type: a `TypeError`. Without a client or cache it is read by the server `"node"`.
+
+    Say `freshness="immutable"` for weights that are never replaced: once they are cached, they are loaded without a
+    request to their store. Else each load waits for one, which asks which version they are; see `quinion.Freshness`."""
+    opener, name = _opener(client, url)
     if framework not in ("np", "pt"):
         raise ValueError(f"there is no framework {framework!r}; choose 'np' or 'pt'")
     torch = importlib.import_module("torch") if framework == "pt" else None
-    with client.open(url, freshness=freshness) as file:
+    with opener.open(name, freshness=freshness) as file:
         if file.residency().cached < file.size:
             # Before the short reads of the header: what is asked for at once comes into large pages.
             file.prefetch(0, _AHEAD_BYTES)
@@ -66,6 +82,18 @@ def load(
         places = {name: _place(file, name, about, begin, torch) for name, about in header.items()}
         lend = _lender(file, begin)
         return {name: _tensor(file, name, place, (lend, torch)) for name, place in places.items()}
+
+
+def _opener(
+    client: Client | Cache | str | os.PathLike[str], url: str | os.PathLike[str] | None
+) -> tuple[Client | Cache, str | os.PathLike[str]]:
+    if isinstance(client, (Client, Cache)):
+        if url is None:
+            raise TypeError("name a URL or path to load: load(client, url)")
+        return client, url
+    if url is not None or not isinstance(client, (str, os.PathLike)):
+        raise TypeError(f"{client!r} is neither a quinion.Client nor a quinion.Cache, nor a URL or path")
+    return connect(), client
 
 
 def _wrong(file: File, what: str) -> ValueError:

@@ -5,15 +5,14 @@ import signal
 import sys
 
 import pytest
-import quinion
-from conftest import DATA, processes_of, wait_until
+from conftest import DATA, engine, processes_of, wait_until
 
 # On a busy machine Ray's own processes take longer to answer than it waits.
 os.environ.setdefault("RAY_gcs_rpc_server_connect_timeout_s", "90")
 os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
 
-ray = pytest.importorskip("ray", reason="SKIPPED: ray is not installed here; cargo xtask nightly python-heavy installs it")
-cluster_utils = pytest.importorskip("ray.cluster_utils")
+# `cargo xtask nightly python-heavy` installs it.
+ray, cluster_utils = engine("ray", module=True), engine("ray.cluster_utils", module=True)
 # Workers cannot import this module: what they run of it goes to them whole.
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 NODES = 2
@@ -76,13 +75,15 @@ def test_workers_go_on_after_the_server_of_a_node_was_killed(cluster, web):
     found = on_each_node(read_part, url)
     for node in found:
         name = cluster.format(node_id=node)
+        wait_until(lambda name=name: len(processes_of(name)) == 1)
         (killed,) = processes_of(name)
         os.kill(killed, signal.SIGKILL)
         wait_until(lambda name=name: not processes_of(name))
-        # What comes next on the node: a worker that starts, or the next ensure_service, as of this process.
-        quinion.ensure_service(name, memory=64 << 20, stores={web.url: {}}, idle=60)
+    # Only workers may start others.
     again = on_each_node(read_part, url)
     assert {data for data, _ in again.values()} == {DATA} and again.keys() == found.keys()
+    for node in found:
+        wait_until(lambda name=cluster.format(node_id=node): len(processes_of(name)) == 1)
 
 
 def test_the_hint_names_the_node_that_has_the_object(cluster, web):

@@ -108,6 +108,14 @@ def length_of_part(name, url):
         return len(file.read()), os.getpid()
 
 
+def length_by_dask(url):
+    import quinion.dask
+
+    client = quinion.dask.client()
+    with client.open(url) as file:
+        return len(file.read()), client.name
+
+
 def test_dask_workers_cost_the_gets_of_one(name, web):
     distributed = engine("distributed")
     from quinion.dask import Plugin, workers_with
@@ -152,12 +160,27 @@ def test_dask_tasks_go_on_after_the_server_was_killed(name, web):
         client.register_plugin(Plugin(name, memory=64 << 20, stores=stores))
         length = client.submit(length_of_part, name, f"{web.url}/part", pure=False)
         assert length.result()[0] == len(DATA)
+        wait_until(lambda: len(processes_of(name)) == 1)  # both workers may have started one, of which one ends
         (process,) = processes_of(name)
         os.kill(process, signal.SIGKILL)
         wait_until(lambda: not processes_of(name))
-        quinion.ensure_service(name, memory=64 << 20, stores=stores)
+        # Only the workers may start another.
         workers = list(client.scheduler_info()["workers"])
-        again = [
-            client.submit(length_of_part, name, f"{web.url}/part", workers=[worker], pure=False) for worker in workers
-        ]
-        assert [found for found, _ in client.gather(again)] == [len(DATA)] * 2
+        url = f"{web.url}/part"
+        again = [client.submit(length_by_dask, url, workers=[worker], pure=False) for worker in workers]
+        assert client.gather(again) == [(len(DATA), name)] * 2
+        wait_until(lambda: len(processes_of(name)) == 1)
+        # And a name alone leads there now.
+        assert client.submit(length_of_part, name, url, pure=False).result()[0] == len(DATA)
+
+
+def test_dask_tells_a_worker_without_the_plugin_what_is_missing():
+    distributed = engine("distributed")
+    import quinion.dask
+
+    with pytest.raises(ValueError, match="orker"):
+        quinion.dask.client()  # of no worker
+    options = {"n_workers": 1, "processes": False, "dashboard_address": None}
+    with distributed.LocalCluster(**options) as cluster, distributed.Client(cluster, timeout=120) as client:
+        with pytest.raises(RuntimeError, match="register_plugin"):
+            client.submit(length_by_dask, "data://s/a", pure=False).result()

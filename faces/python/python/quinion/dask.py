@@ -2,7 +2,8 @@
 
 >>> client.register_plugin(quinion.dask.Plugin(memory=8 << 30, stores={"s3://bucket": {}}))    # doctest: +SKIP
 
-Each worker finds the node's server, or starts it. Tasks reach it by its name: `quinion.connect("node")`, or
+Each worker finds the node's server, or starts it. Tasks reach it by `quinion.dask.client()`, which starts another if the
+server has ended, as when it was killed. Where that is not feared its name will do: `quinion.connect("node")`, or
 `storage_options={"quinion": {"server": "node"}}`.
 
 `workers_with(client, url)` names the workers whose nodes have something of an object in memory now, as a hint for
@@ -16,8 +17,9 @@ import importlib
 from typing import Any
 
 from . import Client, Stores, connect, ensure_service
+from .service import is_served
 
-__all__ = ["Plugin", "workers_with"]
+__all__ = ["Plugin", "client", "workers_with"]
 
 _distributed: Any = importlib.import_module("distributed")
 
@@ -42,6 +44,23 @@ class Plugin(_distributed.WorkerPlugin):  # type: ignore[misc]
 
     def teardown(self, worker: Any) -> None:
         self.client = None
+
+
+    def ensured(self) -> Client:
+        """A client of the server, or of another that is started if that one has ended."""
+        if self.client is None or not is_served(self.client):
+            self.client = self._ensure()
+        return self.client
+
+
+def client() -> Client:
+    """The client of this node's server: in tasks of workers that have the plugin. If the server has ended, another is
+    started, with the plugin's arguments."""
+    plugin = _distributed.get_worker().plugins.get(Plugin.name)
+    if plugin is None:
+        raise RuntimeError("this worker has no server; give Dask's client register_plugin(quinion.dask.Plugin(...))")
+    ensured: Client = plugin.ensured()
+    return ensured
 
 
 def _cached(server: str, url: str) -> int:

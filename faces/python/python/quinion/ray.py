@@ -3,7 +3,7 @@
 >>> ray.init(runtime_env=quinion.ray.runtime_env(memory=8 << 30, stores={"s3://bucket": {}}))    # doctest: +SKIP
 
 Each worker process then finds its node's server, or starts it, before its first task. Tasks reach it by
-`quinion.ray.client()`. A server's name may have `{node_id}` in it, which is Ray's number of the node, or `{node_id:.8}`, its
+`quinion.ray.client()`, which starts another if the server has ended, as when it was killed. A server's name may have `{node_id}` in it, which is Ray's number of the node, or `{node_id:.8}`, its
 beginning: then nodes that share a machine, as those of `ray.cluster_utils.Cluster`, have a server each.
 
 `affinity(url)` is a scheduling strategy for tasks that read `url`: the node that has most of it in memory now. It is a hint,
@@ -12,19 +12,22 @@ and soft: where that node is busy or gone, another runs the task, and fetches.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from typing import Any
 
 from . import Client, Stores, ensure_service
+from .service import is_served
 
 __all__ = ["affinity", "client", "residency", "runtime_env"]
 
 _ray: Any = importlib.import_module("ray")
 _strategies: Any = importlib.import_module("ray.util.scheduling_strategies")
 
-# The client of this worker process, which keeps the server from being idle.
+# The client of this worker process, which keeps the server from being idle, and how another server is started.
 _client: Client | None = None
+_ensure: Callable[[], Client] | None = None
 
 
 def _hook(server: str, memory: int, stores: Stores | None, idle: float) -> Callable[[], None]:
@@ -39,9 +42,10 @@ def _hook(server: str, memory: int, stores: Stores | None, idle: float) -> Calla
 
 
 def _connect(server: str, memory: int, stores: Stores | None, idle: float) -> None:
-    global _client
+    global _client, _ensure
     name = server.format(node_id=_ray.get_runtime_context().get_node_id())
-    _client = ensure_service(name, memory=memory, stores=stores, idle=idle)
+    _ensure = functools.partial(ensure_service, name, memory=memory, stores=stores, idle=idle)
+    _client = _ensure()
 
 
 def runtime_env(
@@ -55,9 +59,13 @@ def runtime_env(
 
 
 def client() -> Client:
-    """The client of this node's server: in tasks and actors of a cluster with `runtime_env`."""
-    if _client is None:
+    """The client of this node's server: in tasks and actors of a cluster with `runtime_env`. If the server has ended,
+    another is started, with the arguments of `runtime_env`."""
+    global _client
+    if _client is None or _ensure is None:
         raise RuntimeError("this process has no server; give Ray the runtime_env of quinion.ray.runtime_env()")
+    if not is_served(_client):
+        _client = _ensure()
     return _client
 
 

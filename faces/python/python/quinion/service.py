@@ -15,7 +15,7 @@ from typing import Any
 
 from . import Client, Freshness, Server, Stores, connect, serve
 
-__all__ = ["ensure"]
+__all__ = ["ensure", "is_served"]
 
 _FIRST_SECONDS = 30.0
 """So long is waited for the first client, which comes as soon as its process has a turn."""
@@ -39,6 +39,14 @@ def ensure(
     if done.stdout != "ready\n":
         raise OSError(f"cannot start a server {name!r}: {done.stdout.strip() or 'it ended at once'}")
     return connect(name, freshness=freshness)
+
+
+def is_served(client: Client) -> bool:
+    """Whether a server answers that client, or one that follows it does."""
+    try:
+        return not client.owner_is_dead
+    except OSError:  # a forked child connects first
+        return False
 
 
 def _checked(stores: Stores | None) -> dict[str, Any]:

@@ -16,6 +16,9 @@ readers and our server.
 | blockcache, filecache | fsspec's, before s3fs, with a folder that the processes share |
 | obstore | the Rust crate object_store by `obstore.fsspec` |
 
+Weights are loaded a second time as by default, when the store is asked once which version they are, and with
+`freshness="immutable"`, when it is asked nothing; a load that sends another number of requests is an error.
+
 A process of `filecache` fails that reads a file which another has not finished; then its times are left out.
 """
 
@@ -131,10 +134,12 @@ def touch(tensors: dict[str, Any]) -> int:
 
 
 def load_weights(way: str, where: dict[str, str]) -> dict[str, Any]:
-    if way == "quinion":
+    if way in ("quinion", "quinion immutable"):
         import quinion.safetensors
 
-        return quinion.safetensors.load(quinion.connect(where["server"]), "s3://bucket/m.safetensors", framework="pt")
+        # Else each load waits for the store to say which version they are.
+        client = quinion.connect(where["server"], freshness="immutable" if way == "quinion immutable" else None)
+        return quinion.safetensors.load(client, "s3://bucket/m.safetensors", framework="pt")
     if way == "local":
         import safetensors.torch
 
@@ -154,7 +159,7 @@ def load_weights(way: str, where: dict[str, str]) -> dict[str, Any]:
 def read_weights(way: str, where: dict[str, str], _number: int) -> None:
     import torch  # noqa: F401  (its import is no part of a load)
 
-    if way == "quinion":
+    if way in ("quinion", "quinion immutable"):
         import quinion.safetensors  # noqa: F401
     elif way == "local":
         import safetensors.torch  # noqa: F401
@@ -455,15 +460,22 @@ class Bench:
         ratio("first load beside a sequential download", "download", "first: all", 0.95)
         ratio("second load, and a look at each page", "local mmap: all", "second: all", 1.0)
         ratio("second load alone", "local mmap: load", "second: load", 1.0)
+        ratio("immutable, and a look at each page", "local mmap: all", "second, immutable: all", 1.0)
+        ratio("immutable, alone", "local mmap: load", "second, immutable: load", 1.0)
 
     def weights_of_ours(self) -> dict[str, float]:
         numbers = {}
         with self.place("quinion") as (where, _):
-            for name in ["first", "second"]:
-                (child,) = self.readers("weights", "quinion", where)
+            for name, way in [("first", "quinion"), ("second", "quinion"), ("second, immutable", "quinion immutable")]:
+                (child,) = self.readers("weights", way, where)
+                before = self.counts()
                 (answer,) = self.run([child])
+                after = self.counts()
                 child.stop()
                 numbers |= {f"{name}: load": answer["first"], f"{name}: all": answer["last"]}
+                requests = sum(after[kind] - before[kind] for kind in ("gets", "heads"))
+                if requests != {"second": 1, "second, immutable": 0}.get(name, requests):
+                    raise RuntimeError(f"the {name} load sent {requests} requests to the store")
         return numbers
 
     def weights_of_others(self) -> dict[str, float]:

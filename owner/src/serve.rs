@@ -143,6 +143,10 @@ use workers::{ThreadEnds, Workers};
 pub const WORKERS: usize = 4;
 /// How many processes may view a cache at a time unless the options say otherwise.
 pub const VIEWERS: usize = 1024;
+/// Percent of the cache's memory that one viewer may pin unless the options say otherwise.
+pub const PIN_PERCENT: u64 = 25;
+/// No more than a cache allows all of its pins together, unless it was built otherwise (`Builder::pinned_max`).
+pub const PIN_PERCENT_MAX: u64 = 50;
 const DOORBELL_WORDS: usize = (GROUPS_MAX * GROUP_VIEWERS).div_ceil(64);
 const BEAT: Duration = Duration::from_millis(100);
 /// Connections that may wait in the listen queue.
@@ -179,6 +183,8 @@ pub struct ServiceOptions {
     pub workers: usize,
     /// How many processes may view the cache at a time: 1 to [`VIEWERS_MAX`].
     pub viewers_max: usize,
+    /// The part of the cache's memory that one viewer may pin, in percent: 1 to [`PIN_PERCENT_MAX`].
+    pub pin_percent: u64,
     /// Answers requests to examine a file of a program (`Operation::Examine`). `None`: those are restricted.
     pub examiner: Option<SyscallAuditor>,
     /// Where processes join: a listening Unix socket of the kind SOCK_SEQPACKET; else by [`Service::admit`] alone.
@@ -187,7 +193,7 @@ pub struct ServiceOptions {
 
 impl Default for ServiceOptions {
     fn default() -> Self {
-        Self { workers: 1, viewers_max: VIEWERS, examiner: None, listener: None }
+        Self { workers: 1, viewers_max: VIEWERS, pin_percent: PIN_PERCENT, examiner: None, listener: None }
     }
 }
 
@@ -280,8 +286,9 @@ impl Service {
     /// # Errors
     /// The owner's cache is served already, or was (`AlreadyExists`); the system refuses.
     pub fn start_with(owner: Arc<dyn Owner>, options: ServiceOptions) -> std::io::Result<Self> {
-        let ServiceOptions { workers, viewers_max, examiner, listener } = options;
+        let ServiceOptions { workers, viewers_max, pin_percent, examiner, listener } = options;
         let viewers_max = viewers_max.clamp(1, VIEWERS_MAX);
+        let pin_percent = pin_percent.clamp(1, PIN_PERCENT_MAX);
         owner.arena().populate_control().map_err(std::io::Error::other)?;
         let queues = SerialQueues::default();
         let listener = Listener::new(owner.arena(), listener, &queues)?;
@@ -298,7 +305,7 @@ impl Service {
             domain: Domain::of_this_process()?,
             requests: PendingRequests::new(Arc::clone(&viewers), Arc::clone(&wakeups)),
             handles: FileHandles::new(Arc::clone(&viewers), queues.clone()),
-            pins: ViewerPins::new(Arc::clone(&viewers)),
+            pins: ViewerPins::new(Arc::clone(&viewers), pin_percent),
             viewers,
             wakeups,
             groups: RankedMutex::new(Rank::Groups, ()),

@@ -11,7 +11,7 @@ use object_store::ObjectStore;
 use quinion::Cache;
 use quinion_object::{AnswerTimes, FetchError, FetchStats, FirstByte, Options};
 use quinion_owner::CacheOwner;
-use quinion_owner::internals::serve::{Owner, Service, ServiceOptions, VIEWERS};
+use quinion_owner::internals::serve::{Owner, PIN_PERCENT, Service, ServiceOptions, VIEWERS};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::socket::{Listening, Socket};
@@ -26,6 +26,7 @@ pub struct Builder {
     cache: Cache,
     stores: Vec<StoreRequest>,
     clients_max: usize,
+    pin_percent: u64,
     revisions: bool,
 }
 
@@ -55,6 +56,15 @@ impl Builder {
     #[must_use]
     pub fn clients_max(mut self, clients: usize) -> Self {
         self.clients_max = clients;
+        self
+    }
+
+    /// How much of the cache's memory one client may pin, in percent: 25 by default, 1 to 50. All pins of a cache
+    /// together have half of its memory (`pinned_max` of the cache's own builder), so with 50 one client may take all
+    /// of that from the others, whose pins are refused then ([`ErrorKind::Full`]); their reads are not.
+    #[must_use]
+    pub fn pin_percent(mut self, percent: u64) -> Self {
+        self.pin_percent = percent;
         self
     }
 
@@ -104,6 +114,7 @@ impl Builder {
         let options = ServiceOptions {
             workers: WORKERS,
             viewers_max: self.clients_max,
+            pin_percent: self.pin_percent,
             listener: Some(socket),
             ..ServiceOptions::default()
         };
@@ -155,7 +166,13 @@ pub struct ServerStats {
 impl Server {
     /// A server of that cache, to which stores are added.
     pub fn builder(cache: Cache) -> Builder {
-        Builder { cache, stores: Vec::new(), clients_max: VIEWERS, revisions: false }
+        Builder {
+            cache,
+            stores: Vec::new(),
+            clients_max: VIEWERS,
+            pin_percent: PIN_PERCENT,
+            revisions: false,
+        }
     }
 
     /// Where it listens.

@@ -5,6 +5,7 @@
 //! memory = "8G"
 //! populate = true
 //! clients = 1024
+//! pin_percent = 25
 //! metrics = "127.0.0.1:9464"
 //!
 //! [disk]
@@ -51,6 +52,8 @@ pub struct Config {
     pub populate: bool,
     /// How many processes may be connected at a time.
     pub clients: Option<usize>,
+    /// How many percent of the memory one process may pin.
+    pub pin_percent: Option<PinPercent>,
     /// The disk tier.
     pub disk: Option<Disk>,
     /// Where monitors are answered.
@@ -154,6 +157,30 @@ impl std::str::FromStr for StoreFreshness {
     }
 }
 
+/// The part of the cache's memory that one process may pin, in percent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(try_from = "u64")]
+pub struct PinPercent(pub u64);
+
+impl TryFrom<u64> for PinPercent {
+    type Error = String;
+    fn try_from(percent: u64) -> Result<Self, String> {
+        let is_one = (1..=50).contains(&percent);
+        is_one.then_some(Self(percent)).ok_or_else(|| {
+            format!(
+                "a process cannot pin {percent} percent of the memory; give 1 to 50, for all pins have half"
+            )
+        })
+    }
+}
+
+impl std::str::FromStr for PinPercent {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        text.parse::<u64>().map_err(|error| error.to_string())?.try_into()
+    }
+}
+
 /// An amount of bytes, as `quinion-size` reads it: `8G`, `1.5G`, `64MB`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(try_from = "String")]
@@ -207,6 +234,7 @@ impl Changes {
             ("name", old.name != new.name),
             ("populate", old.populate != new.populate),
             ("clients", old.clients != new.clients),
+            ("pin_percent", old.pin_percent != new.pin_percent),
             ("disk", old.disk != new.disk),
             ("metrics", old.metrics != new.metrics),
             ("price", old.price != new.price),
@@ -275,11 +303,12 @@ mod tests {
 
     #[test]
     fn a_file_says_all_that_there_is() {
-        let text = "name='n'\nmemory='2G'\npopulate=true\nmetrics='[::1]:80'\n\
+        let text = "name='n'\nmemory='2G'\npopulate=true\npin_percent=50\nmetrics='[::1]:80'\n\
              [disk]\nfolder='/d'\nsize='1T'\n[price]\ngets_1000=1\n\
              [[store]]\nprefix='s3://b'\nregion='r'\nfreshness='0.5'";
         let config = read(text).unwrap();
         assert_eq!((config.memory, config.populate), (Some(Bytes(2 << 30)), true));
+        assert_eq!(config.pin_percent, Some(PinPercent(50)));
         assert_eq!(config.disk, "/d:1T".parse().ok());
         assert_eq!(config.metrics, "[::1]:80".parse().ok());
         assert_eq!(config.price.map(|price| price.of(1000, 1000)), Some(1.0));
@@ -294,14 +323,18 @@ mod tests {
         let old = config("name='n'\nmemory='2G'\n[[store]]\nprefix='s3://a'\n[[store]]\nprefix='s3://b'");
         assert_eq!(Changes::between(&old, &old), Changes::default());
         let new = config(
-            "memory='3G'\nmetrics='127.0.0.1:1'\n[[store]]\nprefix='s3://b'\nregion='x'\n[[store]]\nprefix='s3://c'",
+            "memory='3G'\npin_percent=1\nmetrics='127.0.0.1:1'\n[[store]]\nprefix='s3://b'\nregion='x'\n\
+             [[store]]\nprefix='s3://c'",
         );
         let changes = Changes::between(&old, &new);
         let prefixes =
             |stores: &[StoreConfig]| stores.iter().map(|store| store.prefix.clone()).collect::<Vec<_>>();
         assert_eq!(prefixes(&changes.removed), ["s3://a", "s3://b"]);
         assert_eq!(prefixes(&changes.added), ["s3://b", "s3://c"]);
-        assert_eq!((changes.memory, changes.at_restart), (Some(Bytes(3 << 30)), vec!["name", "metrics"]));
+        assert_eq!(
+            (changes.memory, changes.at_restart),
+            (Some(Bytes(3 << 30)), vec!["name", "pin_percent", "metrics"])
+        );
         assert_eq!(Changes::between(&old, &Config::default()).at_restart, ["name", "memory"]);
     }
 
@@ -313,6 +346,8 @@ mod tests {
             ("\n\n[[store]]\nprefix='s3://b'\nregoin='r'", "line 5", "regoin"),
             ("[disk]\nfolder='/d'", "line 1", "size"),
             ("[price]\ngigabyte=-1", "line 2", "from 0 on"),
+            ("pin_percent=51", "line 1", "1 to 50"),
+            ("pin_percent=0", "line 1", "1 to 50"),
             ("[[store]]\nprefix='s3://b'\nfreshness='never'", "line 3", "`immutable`"),
         ] {
             let error = read(text).unwrap_err();

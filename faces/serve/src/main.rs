@@ -38,7 +38,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use quinion::internals::arena::control::VIEWERS_MAX;
-use quinion_serve::config::{Bytes, Config, Disk, StoreConfig, StoreDefaults};
+use quinion_serve::config::{Bytes, Config, Disk, PinPercent, StoreConfig, StoreDefaults};
 use quinion_serve::log::{Form, Log};
 use quinion_serve::price::Savings;
 use quinion_serve::{notify, stores};
@@ -75,6 +75,9 @@ struct Arguments {
     /// How many processes may be connected at a time, 4096 at most; 1024 if not given.
     #[arg(long, value_name = "NUMBER")]
     clients: Option<usize>,
+    /// How many percent of the memory one process may pin, 50 at most; 25 if not given.
+    #[arg(long, value_name = "PERCENT")]
+    pin_percent: Option<PinPercent>,
     /// Keep what stores send on a local disk as well: a folder and a size, such as /var/cache/quinion:200G.
     #[arg(long, value_name = "FOLDER:SIZE")]
     disk: Option<Disk>,
@@ -139,6 +142,7 @@ fn settled(arguments: Arguments) -> Result<Config, String> {
     if let Some(clients) = config.clients.filter(|clients| !(1..=VIEWERS_MAX).contains(clients)) {
         return Err(format!("{clients} clients were asked for, and there can be 1 to {VIEWERS_MAX}"));
     }
+    config.pin_percent = arguments.pin_percent.or(config.pin_percent);
     config.disk = arguments.disk.or(config.disk);
     config.metrics = arguments.metrics.or(config.metrics);
     let more = arguments.store.into_iter().map(|prefix| StoreConfig { prefix, ..Default::default() });
@@ -289,6 +293,8 @@ fn start(config: &Config, claim: NameClaim) -> Result<Server, String> {
     let cache = builder.build().map_err(|error| error.to_string())?;
     let server = Server::builder(cache).revisions(true); // this process locks no files that clients have
     let server = config.clients.into_iter().fold(server, Builder::clients_max);
+    let pin_percent = config.pin_percent.map(|share| share.0);
+    let server = pin_percent.into_iter().fold(server, Builder::pin_percent);
     let server = opened
         .into_iter()
         .fold(server, |server, (prefix, (store, options))| server.store(prefix, store, options));

@@ -20,8 +20,6 @@ use quinion::internals::arena::control::Operation;
 use quinion::internals::sync::contained;
 
 const PINS_MAX: usize = 1024;
-/// The part of the cache's memory that one viewer may pin, as 1 / so many.
-const PART_OF_MEMORY: u64 = 4;
 
 #[derive(Clone, Copy, Debug)]
 struct PinRequest {
@@ -31,11 +29,13 @@ struct PinRequest {
 
 pub(super) struct ViewerPins {
     viewers: Arc<ViewerTable>,
+    /// The part of the cache's memory that one viewer may pin, in percent.
+    share: u64,
 }
 
 impl ViewerPins {
-    pub(super) fn new(viewers: Arc<ViewerTable>) -> Self {
-        Self { viewers }
+    pub(super) fn new(viewers: Arc<ViewerTable>, share: u64) -> Self {
+        Self { viewers, share }
     }
 
     pub(super) fn answer(&self, job: &ViewerJob) -> Result<[u64; 2], Errno> {
@@ -48,7 +48,7 @@ impl ViewerPins {
     }
 
     fn pin(&self, viewer: usize, handle: u64, range: PinRequest) -> Result<[u64; 2], Errno> {
-        let most = self.viewers.owner.arena().stats().bound_bytes / PART_OF_MEMORY;
+        let most = self.viewers.owner.arena().stats().bound_bytes * self.share / 100;
         let fits = |viewer_slot: &ViewerSlot, more| {
             viewer_slot.pins.len() < PINS_MAX && viewer_slot.pinned_bytes() + more <= most
         };

@@ -5,8 +5,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::error::FetchError;
 use crate::answer_times::AnswerCounters;
+use crate::error::FetchError;
 use crate::first_byte::FirstByteTimes;
 
 /// Counts of an [`ObjectCache`](crate::ObjectCache)'s fetches so far.

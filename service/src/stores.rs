@@ -28,7 +28,9 @@ use quinion::backend::{Attributes as FileAttributes, Identity};
 use quinion::internals::serving::ServedCache;
 use quinion::internals::units::PAGE_SIZE;
 use quinion::{Cache, File};
-use quinion_object::{AnswerTimes, FetchError, FetchStats, FirstByte, Freshness, ObjectCache, ObjectFile, Options};
+use quinion_object::{
+    AnswerTimes, FetchError, FetchStats, FirstByte, Freshness, ObjectCache, ObjectFile, Options,
+};
 use quinion_owner::internals::serve::NameRefusal;
 use quinion_owner::internals::viewer::handshake::NAME_TEXT_MAX;
 use quinion_owner::internals::viewer::sys::Errno;

@@ -54,7 +54,7 @@ fn a_client_that_follows_goes_on_with_the_new_version_and_its_size() {
 }
 
 #[test]
-fn a_client_that_follows_goes_on_at_the_next_server_with_what_the_object_is_there() {
+fn a_client_that_follows_goes_on_at_the_next_server_with_the_object_as_it_is_there() {
     let (store, folder) = (s3::Server::with_object(LEN), tempfile::tempdir().unwrap());
     let first = serve(folder.path(), &store);
     let client = Client::connect(first.socket().to_str().unwrap()).unwrap();

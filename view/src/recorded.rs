@@ -305,7 +305,7 @@ fn fault(recorded: Option<&str>, present: &str) -> Option<String> {
 }
 
 #[test]
-fn the_layout_is_what_is_recorded_of_its_version() {
+fn the_layout_is_the_one_recorded_of_its_version() {
     let path = folder().join(format!("{LAYOUT_VERSION}.txt"));
     if std::env::var_os("QUINION_RECORD").is_some() && !path.exists() {
         fs::write(&path, present()).unwrap();
@@ -320,7 +320,7 @@ fn the_layout_is_what_is_recorded_of_its_version() {
 }
 
 #[test]
-fn a_change_without_another_version_is_reported_with_what_to_do() {
+fn a_change_without_another_version_is_reported_with_its_remedy() {
     let present = present();
     assert_eq!(fault(Some(&present), &present), None);
     let field = present.lines().find(|line| line.starts_with("Record.inode")).unwrap();

@@ -101,8 +101,8 @@ fn write(layers: &[PathBuf], image: Image, seed: u64) {
 }
 
 #[test]
-fn machines_of_layers_read_what_the_layers_are_merged_to() {
-    if !vmm::has("machines_of_layers_read_what_the_layers_are_merged_to", &[REMOVALS]) {
+fn machines_of_layers_read_the_pages_that_the_layers_are_merged_to() {
+    if !vmm::has("machines_of_layers_read_the_pages_that_the_layers_are_merged_to", &[REMOVALS]) {
         return;
     }
     for (number, diffs) in [(61, 1), (62, 2), (63, 7)] {

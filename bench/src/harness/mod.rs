@@ -337,8 +337,8 @@ impl Case {
         self
     }
 
-    /// In the last row Quinion's, a gain, may differ from the peer's by at most `apart_max` of its unit, either way. The
-    /// goal that the row shows is the ratio of the lower end.
+    /// In the last row Quinion's, a gain, may differ from the peer's by at most `apart_max` of its unit, either way.
+    /// The goal that the row shows is the ratio of the lower end.
     pub fn apart_at_most(mut self, apart_max: f64) -> Self {
         self.last_row().ahead_max = Some(apart_max);
         self.behind_at_most(apart_max)

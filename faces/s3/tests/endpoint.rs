@@ -490,7 +490,7 @@ fn store_with(lines: &'static [u8]) -> SocketAddr {
 /// 1. A store tells of an object what the crate `object_store` has no attribute for, or what is not ASCII.
 /// 2. The endpoint left out the first, and answered 503 for the second, for ever.
 #[test]
-fn what_the_store_tells_of_an_object_is_told_by_the_endpoint() {
+fn all_headers_of_an_object_are_told_by_the_endpoint_as_by_the_store() {
     const LINES: &[u8] = b"expires: Fri, 01 Jan 2027 00:00:00 GMT\r\n\
         cache-control: max-age=5, private\r\n\
         content-disposition: attachment; filename=\"\xc3\xa9.txt\"\r\n\
@@ -504,7 +504,9 @@ fn what_the_store_tells_of_an_object_is_told_by_the_endpoint() {
         x-amz-storage-class: STANDARD_IA\r\n\
         x-amz-version-id: 3/L4kqtJlcpXroDTDmJ+rmSpXd3dIbrHY\r\n\
         x-amz-website-redirect-location: /other\r\n";
-    let Some(server) = versitygw("what_the_store_tells_of_an_object_is_told_by_the_endpoint") else { return };
+    let Some(server) = versitygw("all_headers_of_an_object_are_told_by_the_endpoint_as_by_the_store") else {
+        return;
+    };
     let _ = rustls::crypto::ring::default_provider().install_default();
     let store = format!("http://{}", store_with(LINES));
     let folder = tempfile::tempdir().unwrap();

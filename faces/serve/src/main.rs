@@ -106,8 +106,8 @@ fn address(text: &str) -> Result<SocketAddr, String> {
 fn main() -> ExitCode {
     // First: an inherited descriptor is taken before another could get its number.
     let given = activation::socket();
-    // Before the command line and the configuration are read: a signal that comes meanwhile is not lost. SIGHUP would end
-    // a process that does not wait for it, and for a service manager that is an end in order.
+    // Before the command line and the configuration are read: a signal that comes meanwhile is not lost. SIGHUP would
+    // end a process that does not wait for it, and for a service manager that is an end in order.
     let waiting = Waiting::new();
     let arguments = Arguments::parse();
     allow_descriptors();

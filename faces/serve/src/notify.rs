@@ -3,8 +3,8 @@
 //! It is one datagram to the socket that `NOTIFY_SOCKET` names: a path, or after an `@` an abstract name. Without the
 //! variable nothing is sent.
 //!
-//! A manager with a watchdog (`WatchdogSec=`) ends a service of which it does not hear for some time; it says how long in
-//! `WATCHDOG_USEC`, and which process it means in `WATCHDOG_PID`. It is told twice as often.
+//! A manager with a watchdog (`WatchdogSec=`) ends a service of which it does not hear for some time; it says how long
+//! in `WATCHDOG_USEC`, and which process it means in `WATCHDOG_PID`. It is told twice as often.
 
 use std::convert::Infallible;
 use std::ffi::OsStr;

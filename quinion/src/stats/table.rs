@@ -161,8 +161,8 @@ stats! {
     event device_bytes = DeviceBytes,
     /// Requests to backends that failed.
     event device_errors = DeviceErrors,
-    /// Requests for bytes of a file or object that had been changed or removed since it was opened. They are no errors of
-    /// the device.
+    /// Requests for bytes of a file or object that had been changed or removed since it was opened. They are no errors
+    /// of the device.
     event stale_reads = StaleReads,
     /// Pages that differ from their files now and are to be written.
     gauge dirty_pages,

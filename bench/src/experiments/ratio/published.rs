@@ -10,8 +10,8 @@ use foyer_memory::{
 use super::peers::{Fifo, Lru, S3Fifo, Sieve, TinyLfu};
 use super::*;
 
-/// Zipf and made-up ones. A loop is kept, or lost whole, by how many ghosts an S3-FIFO has, which its paper leaves open;
-/// and the crate's sketch of W-TinyLFU overflows in a debug build if a page is asked for too often.
+/// Zipf and made-up ones. A loop is kept, or lost whole, by how many ghosts an S3-FIFO has, and its paper leaves that
+/// open; and the crate's sketch of W-TinyLFU overflows in a debug build if a page is asked for too often.
 const COUNTED_TRACES: usize = 5;
 
 /// Hits in per cent of a cache of the crate, which holds `pages` pages.
@@ -36,7 +36,7 @@ fn traces() -> Vec<(Rc<Trace>, usize)> {
 }
 
 #[test]
-fn what_is_defined_to_the_letter_answers_the_same() {
+fn policies_that_are_defined_to_the_letter_answer_the_same() {
     for (trace, pages) in traces() {
         let of = |ours: f64, crates: f64, name: &str| {
             assert!((ours - crates).abs() < 1e-9, "{name}: {ours}, {crates}")

@@ -44,7 +44,7 @@ pub struct Claim {
     pub baseline: Baseline,
     /// Why the ratio is less than what was claimed, if it is.
     pub cause: &'static str,
-    /// What is known of repetitions that lie far apart, if they do.
+    /// The known cause of repetitions that lie far apart, if they do.
     pub unsteady: &'static str,
 }
 

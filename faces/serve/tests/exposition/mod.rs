@@ -127,7 +127,7 @@ fn quoted(text: &str) -> Option<(String, &str)> {
 }
 
 #[test]
-fn the_parser_refuses_what_is_no_exposition() {
+fn the_parser_refuses_text_that_is_no_exposition() {
     let head = "# HELP a A.\n# TYPE a counter\n";
     let histogram = "# HELP h H.\n# TYPE h histogram\nh_sum 1.5\nh_count 3\n";
     assert_eq!(

@@ -298,7 +298,7 @@ fn the_identity_covers_all_layers() {
 }
 
 #[test]
-fn holes_are_what_was_not_written() {
+fn holes_are_the_pages_that_were_not_written() {
     for folder in Folder::all() {
         let path = folder.folder.path().join("diff");
         let mut file = fs::File::create(&path).expect("room for a diff");

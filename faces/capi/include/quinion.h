@@ -46,6 +46,11 @@
 #define QN_CACHE_THREADS 2
 
 /**
+ * qn_cache_options.flags: take all of the cache's memory from the machine at once, as qn_cache_populate().
+ */
+#define QN_CACHE_POPULATE 4
+
+/**
  * qn_cache_options.readahead: read no page that was not asked for.
  */
 #define QN_NO_READAHEAD UINT64_MAX
@@ -607,7 +612,7 @@ uint32_t qn_version(void);
  * Builds a cache.
  *
  * options may be NULL. *cache is yours until qn_cache_close(). Address space for memory_max is reserved, and memory is
- * taken as it is needed. May block for the disk tier.
+ * taken as it is needed, or at once with QN_CACHE_POPULATE. May block for the disk tier and for that memory.
  *
  * Errors: -EINVAL (an argument, or options that do not fit each other), -ENOMEM and other numbers of the system.
  */
@@ -641,6 +646,17 @@ int qn_cache_sync(const struct qn_cache *cache);
  * Errors: -EINVAL (the bound is out of its range), -ECHILD.
  */
 int qn_cache_resize(const struct qn_cache *cache, uint64_t memory);
+
+/**
+ * Takes memory from the machine now, until a cache has that many bytes, or its bound, or there is no more.
+ *
+ * Returns how many it has. By itself a cache takes memory as it fills, and reads that fill it wait for that. Blocks
+ * for the memory; other threads may read meanwhile.
+ *
+ * Errors: -EINVAL, -ECHILD.
+ */
+int64_t qn_cache_populate(const struct qn_cache *cache,
+                          uint64_t bytes);
 
 /**
  * Walks a whole cache and compares what its parts know of each other, for tests and reports of defects.

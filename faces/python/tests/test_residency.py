@@ -152,6 +152,7 @@ def test_a_client_tells_what_its_server_does(server, client):
     other = "import quinion, sys; quinion.connect(sys.argv[1]).open(sys.argv[2]).read()"
     subprocess.run([sys.executable, "-c", other, server.name, URL], check=True)
     server.wait_for("clients", 1)
+    server.wait_for("open_files", 1)
     stats = client.stats()
     # Of all clients: this one has read nothing.
     assert stats["reads"] > 0 and stats["bytes"] == SIZE == stats["fetched_bytes"] and stats["heads"] == 2

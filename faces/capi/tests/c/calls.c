@@ -54,7 +54,7 @@ static void caches(void) {
     options = (qn_cache_options){.size = sizeof options, .memory = 16 * MIB, .disk_folder = "/dev/null/x", .disk_bytes = 1};
     CHECK(qn_cache_open(&options, &cache) < 0 && !cache);
 
-    /* Memory is taken at once where that is asked for, and never given to nothing. */
+    /* Memory is taken at once where that is asked for; a NULL cache is refused. */
     cache = new_cache_with(QN_CACHE_POPULATE);
     qn_stats taken = {.size = sizeof taken};
     CHECK(qn_cache_stats(cache, &taken) == 0 && taken.used_bytes > 8 * MIB && taken.used_bytes <= 16 * MIB);

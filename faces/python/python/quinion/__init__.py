@@ -71,7 +71,7 @@ os.register_at_fork(after_in_child=_forked)
 
 # How long a server's numbers are waited for: by a program, and to be shown.
 _STATS_SECONDS = 10.0
-_REPR_SECONDS = 5.0
+_REPR_SECONDS = 1.0
 
 # The last position that a file of the kernel can have.
 _POSITION_MAX = (1 << 63) - 1
@@ -197,13 +197,15 @@ class Client:
         return (Client, (self.name, self.freshness))
 
     def __repr__(self) -> str:
-        generation, raw = self._state
-        if generation != _generation:
+        generation, raw = getattr(self, "_state", (None, None))
+        if raw is None or generation != _generation:
             return f"<quinion.Client of {self.name!r}, not yet connected in this process>"
         try:
             stats = raw.stats(_REPR_SECONDS)
         except OSError as error:
-            why = "has ended" if isinstance(error, ConnectionError) else "does not answer"
+            why = "does not answer" if isinstance(error, TimeoutError) else "has ended"
+            if not isinstance(error, (ConnectionError, TimeoutError)):
+                why = f"cannot be asked: {error}"
             return f"<quinion.Client of {self.name!r}, which {why}>"
         hits = 100 * max(stats["reads"] - stats["asked"], 0) / max(stats["reads"], 1)
         return (

@@ -24,7 +24,9 @@ class _Counted(Protocol):
 
 def _line(name: str, old: Mapping[str, int], new: Mapping[str, int], seconds: float) -> str:
     def rate(what: str) -> float:
-        return (new.get(what, 0) - old.get(what, 0)) / seconds
+        more = new.get(what, 0) - old.get(what, 0)
+        # A server that follows another counts from 0.
+        return (more if more >= 0 else new.get(what, 0)) / seconds
 
     # A cache counts its hits, and a server the reads that had to ask.
     reads = rate("reads")

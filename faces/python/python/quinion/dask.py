@@ -45,7 +45,6 @@ class Plugin(_distributed.WorkerPlugin):  # type: ignore[misc]
     def teardown(self, worker: Any) -> None:
         self.client = None
 
-
     def ensured(self) -> Client:
         """A client of the server, or of another that is started if that one has ended."""
         if self.client is None or not is_served(self.client):
@@ -56,7 +55,8 @@ class Plugin(_distributed.WorkerPlugin):  # type: ignore[misc]
 def client() -> Client:
     """The client of this node's server: in tasks of workers that have the plugin. If the server has ended, another is
     started, with the plugin's arguments."""
-    plugin = _distributed.get_worker().plugins.get(Plugin.name)
+    plugins = _distributed.get_worker().plugins.values()
+    plugin = next((one for one in plugins if isinstance(one, Plugin)), None)
     if plugin is None:
         raise RuntimeError("this worker has no server; give Dask's client register_plugin(quinion.dask.Plugin(...))")
     ensured: Client = plugin.ensured()

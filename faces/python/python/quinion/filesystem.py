@@ -20,6 +20,7 @@ called on threads.
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -33,10 +34,17 @@ from . import File, Freshness, connect
 
 __all__ = ["QuinionFileSystem"]
 
-# What other file systems call the stores that servers have by the second name: adlfs, gcsfs, s3fs.
+# Names of adlfs, gcsfs and s3fs for stores that servers have by the second name, unless they have them by the first.
 _SCHEMES = {"abfs": "az", "abfss": "az", "gcs": "gs", "s3a": "s3"}
 
 _Bounds = list[tuple[int | None, int | None]]
+
+
+def _other_name(url: str, error: OSError) -> str | None:
+    """The URL by the name that servers use, if they have no store by the one that it has."""
+    scheme, _, rest = url.partition("://")
+    has_another = error.errno == errno.ENODEV and scheme in _SCHEMES
+    return f"{_SCHEMES[scheme]}://{rest}" if has_another else None
 
 
 class QuinionFileSystem(AsyncFileSystem, ChainedFileSystem):  # type: ignore[misc]
@@ -72,11 +80,28 @@ class QuinionFileSystem(AsyncFileSystem, ChainedFileSystem):  # type: ignore[mis
         url: str = self.fs.unstrip_protocol(self._strip_protocol(path))
         scheme, _, rest = url.partition("://")
         # The server decodes the keys of URLs. Paths of local files are taken as they are, and a web server's are URLs.
-        is_ready = scheme in ("file", "http", "https")
-        return url if is_ready else f"{_SCHEMES.get(scheme, scheme)}://{quote(rest, safe='/')}"
+        return url if scheme in ("file", "http", "https") else f"{scheme}://{quote(rest, safe='/')}"
 
     def _file(self, path: str) -> File:
-        return self.client.open(self._url(path))
+        url = self._url(path)
+        try:
+            return self.client.open(url)
+        except OSError as error:
+            other = _other_name(url, error)
+            if other is None:
+                raise
+        return self.client.open(other)
+
+    async def _afile(self, path: str) -> File:
+        """As `_file`."""
+        url = self._url(path)
+        try:
+            return await self.client.aopen(url)
+        except OSError as error:
+            other = _other_name(url, error)
+            if other is None:
+                raise
+        return await self.client.aopen(other)
 
     def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
         return self._file(path) if mode == "rb" else self.fs.open(self._strip_protocol(path), mode, **options)
@@ -158,7 +183,7 @@ class QuinionFileSystem(AsyncFileSystem, ChainedFileSystem):  # type: ignore[mis
         return await asyncio.to_thread(answer, *arguments, **options)
 
     async def _cat_file(self, path: str, start: int | None = None, end: int | None = None, **_options: Any) -> bytes:
-        with await self.client.aopen(self._url(path)) as file:
+        with await self._afile(path) as file:
             return await file.aread_at(*_range(file.size, start, end))
 
     async def _cat_ranges(
@@ -175,7 +200,7 @@ class QuinionFileSystem(AsyncFileSystem, ChainedFileSystem):  # type: ignore[mis
     async def _aranges(self, path: str, wanted: _Bounds, on_error: str) -> list[Any]:
         """As `_ranges`."""
         try:
-            with await self.client.aopen(self._url(path)) as file:
+            with await self._afile(path) as file:
                 return await file.aread_ranges([_range(file.size, *one) for one in wanted])
         except Exception as error:
             if on_error != "return":

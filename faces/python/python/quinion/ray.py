@@ -3,8 +3,9 @@
 >>> ray.init(runtime_env=quinion.ray.runtime_env(memory=8 << 30, stores={"s3://bucket": {}}))    # doctest: +SKIP
 
 Each worker process then finds its node's server, or starts it, before its first task. Tasks reach it by
-`quinion.ray.client()`, which starts another if the server has ended, as when it was killed. A server's name may have `{node_id}` in it, which is Ray's number of the node, or `{node_id:.8}`, its
-beginning: then nodes that share a machine, as those of `ray.cluster_utils.Cluster`, have a server each.
+`quinion.ray.client()`, which starts another if the server has ended, as when it was killed. A server's name may have
+`{node_id}` in it, which is Ray's number of the node, or `{node_id:.8}`, its beginning: then nodes that share a machine,
+as those of `ray.cluster_utils.Cluster`, have a server each.
 
 `affinity(url)` is a scheduling strategy for tasks that read `url`: the node that has most of it in memory now. It is a hint,
 and soft: where that node is busy or gone, another runs the task, and fetches.

@@ -22,7 +22,7 @@ from typing import Any, overload
 
 import numpy
 
-from . import Cache, Client, File, Freshness, Pin, connect
+from . import Cache, Client, File, Freshness, Name, Pin, connect
 
 __all__ = ["load"]
 
@@ -51,15 +51,15 @@ _Lend = Callable[[int, int], Any]
 
 @overload
 def load(
-    url: str | os.PathLike[str], /, *, framework: str = "np", freshness: Freshness = None
+    url: Name, /, *, framework: str = "np", freshness: Freshness = None
 ) -> dict[str, Any]: ...
 @overload
 def load(
-    client: Client | Cache, url: str | os.PathLike[str], *, framework: str = "np", freshness: Freshness = None
+    client: Client | Cache, url: Name, *, framework: str = "np", freshness: Freshness = None
 ) -> dict[str, Any]: ...
 def load(
-    client: Client | Cache | str | os.PathLike[str],
-    url: str | os.PathLike[str] | None = None,
+    client: Client | Cache | Name,
+    url: Name | None = None,
     *,
     framework: str = "np",
     freshness: Freshness = None,
@@ -85,13 +85,15 @@ def load(
 
 
 def _opener(
-    client: Client | Cache | str | os.PathLike[str], url: str | os.PathLike[str] | None
-) -> tuple[Client | Cache, str | os.PathLike[str]]:
+    client: Client | Cache | Name, url: Name | None
+) -> tuple[Client | Cache, Name]:
     if isinstance(client, (Client, Cache)):
         if url is None:
             raise TypeError("name a URL or path to load: load(client, url)")
         return client, url
-    if url is not None or not isinstance(client, (str, os.PathLike)):
+    if url is not None:
+        raise TypeError(f"{client!r} is neither a quinion.Client nor a quinion.Cache; load(url) names none")
+    if not isinstance(client, (str, bytes, os.PathLike)):
         raise TypeError(f"{client!r} is neither a quinion.Client nor a quinion.Cache, nor a URL or path")
     return connect(), client
 

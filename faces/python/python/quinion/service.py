@@ -42,7 +42,7 @@ def ensure(
 
 
 def is_served(client: Client) -> bool:
-    """Whether a server answers that client, or one that follows it does."""
+    """Whether the client's server, or one in its place, has not ended."""
     try:
         return not client.owner_is_dead
     except OSError:  # a forked child connects first

@@ -144,6 +144,22 @@ def test_top_shows_a_server(web):
         assert out.getvalue().splitlines()[1].split()[:4] == ["Server", "1", "0", "-"]
 
 
+def test_top_goes_on_while_there_is_no_server_and_when_another_counts_from_zero():
+    numbers = iter([{"reads": 100}, ConnectionResetError(), {"reads": 8}])
+
+    class Restarted:
+        def stats(self):
+            answer = next(numbers)
+            if isinstance(answer, OSError):
+                raise answer
+            return answer
+
+    out = io.StringIO()
+    quinion.top(Restarted(), every=0.01, times=2, file=out)
+    _, gone, back = out.getvalue().splitlines()
+    assert gone.endswith("does not answer") and float(back.split()[2]) > 0, out.getvalue()
+
+
 def test_a_client_tells_what_its_server_does(server, client):
     before = client.stats()
     assert before["clients"] == 1 and (before["reads"], before["heads"], before["memory_bytes"]) == (0, 0, 64 << 20)

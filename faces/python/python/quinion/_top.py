@@ -38,6 +38,14 @@ def _line(name: str, old: Mapping[str, int], new: Mapping[str, int], seconds: fl
     )
 
 
+def _numbers(cache: _Counted) -> dict[str, int] | None:
+    """`None` while there is no server."""
+    try:
+        return dict(cache.stats())
+    except OSError:
+        return None
+
+
 def top(
     *caches: _Counted, every: float = 1.0, times: int | None = None, file: TextIO | None = None
 ) -> None:
@@ -58,9 +66,11 @@ def top(
     try:
         for _ in itertools.count() if times is None else range(times):
             time.sleep(every)
-            now, ended = [dict(cache.stats()) for cache in caches], time.monotonic()
-            for name, old, new in zip(names, before, now, strict=True):
-                print(_line(name, old, new, ended - began), file=out, flush=True)
-            before, began = now, ended
+            now, ended = [_numbers(cache) for cache in caches], time.monotonic()
+            for place, (name, new) in enumerate(zip(names, now, strict=True)):
+                line = f"{name[:24]:<24} does not answer" if new is None else None
+                print(line or _line(name, before[place], new or {}, ended - began), file=out, flush=True)
+                before[place] = new or before[place]
+            began = ended
     except KeyboardInterrupt:
         return

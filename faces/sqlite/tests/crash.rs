@@ -90,7 +90,8 @@ fn crashes_of_several_processes_with_a_write_ahead_log_leave_whole_databases() {
 #[test]
 fn crashes_of_processes_that_share_pages_by_a_server_leave_whole_databases() {
     for (journal, workers) in [("wal", "2"), ("wal", "1"), ("truncate", "2"), ("truncate", "1")] {
-        // Another worker may write so often that no times settle; on a busy machine one may, too: then again, for longer.
+        // Another worker may write so often that no times settle, and on a busy machine one alone: then again, for
+        // longer.
         let is_shared = ["60", "240", "960"].iter().any(|transactions| {
             let folder = Folder::below(Path::new(FOLDERS), &format!("server-{journal}{workers}"));
             let (server, socket) = server(&folder, 64 << 20);

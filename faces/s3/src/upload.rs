@@ -9,6 +9,9 @@
 //! checksum or a signature, is cut before its last piece, and the store writes nothing. (Of chunks, a header says the
 //! length of their content, which is what the store is told: without the look here, what comes behind it would be left
 //! out, and the client told that all is written.)
+//!
+//! A body that is announced as empty has no last piece, and the store none to wait for: it is read to its end before
+//! the store is asked.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

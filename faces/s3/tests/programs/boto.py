@@ -113,14 +113,15 @@ else:
     raise AssertionError("a URL that was changed is answered")
 
 
-def with_trailer(body, checksum):
+def with_trailer(body, checksum, announced=None):
     """A PUT of `body` in two chunks, with a CRC32 behind it; the status of the answer."""
     half = len(body) // 2
-    chunks = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in (body[:half], body[half:]))
+    pieces = [piece for piece in (body[:half], body[half:]) if piece]
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
     whole = chunks + b"0\r\nx-amz-checksum-crc32:" + base64.b64encode(checksum.to_bytes(4, "big")) + b"\r\n\r\n"
     headers = {
         "Content-Encoding": "aws-chunked",
-        "X-Amz-Decoded-Content-Length": str(len(body)),
+        "X-Amz-Decoded-Content-Length": str(len(body) if announced is None else announced),
         "X-Amz-Trailer": "x-amz-checksum-crc32",
         "Content-Length": str(len(whole)),
     }
@@ -141,6 +142,14 @@ assert with_trailer(body, zlib.crc32(body)) == 200
 assert read("trailer") == body
 assert with_trailer(b"x" * 1000, zlib.crc32(b"y")) == 400
 assert read("trailer") == body, "a body with a wrong checksum was written"
+# Bodies that are announced as empty, of which an HTTP client would read nothing.
+assert with_trailer(b"x" * 1000, zlib.crc32(b"x" * 1000), announced=0) == 400
+assert with_trailer(b"x" * 1000, zlib.crc32(b""), announced=0) == 400
+assert with_trailer(b"", zlib.crc32(b"y")) == 400
+assert read("trailer") == body, "an empty object was written in place of a body that is not empty"
+assert with_trailer(b"", zlib.crc32(b"")) == 200
+assert read("trailer") == b""
+assert with_trailer(body, zlib.crc32(body)) == 200
 
 # The time of an object, as conditions take it.
 time = s3.head_object(Bucket=bucket, Key="trailer")["LastModified"]

@@ -21,6 +21,7 @@
 //! Invariants:
 //!  1. A read, and a stream, is of one version, also if it ends at the store given.
 //!  2. Only the server's own answer says that there is no object: a server that is gone never does.
+//!  3. Attributes are the object's own: headers that `quinion serve` keeps as metadata are told only to those that ask.
 //!
 //! Not promised: that `Bytes` can be read in a forked child. They may lie in memory that only this process has.
 
@@ -34,9 +35,9 @@ use bytes::Bytes;
 use futures_util::stream::{self, BoxStream, StreamExt};
 use object_store::path::Path;
 use object_store::{
-    CopyOptions, Error as StoreError, GetOptions, GetRange, GetResult, GetResultPayload, ListResult,
-    MultipartUpload, ObjectMeta, ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult,
-    RenameOptions, Result as StoreResult,
+    Attribute, Attributes, CopyOptions, Error as StoreError, GetOptions, GetRange, GetResult,
+    GetResultPayload, ListResult, MultipartUpload, ObjectMeta, ObjectStore, PutMultipartOptions, PutOptions,
+    PutPayload, PutResult, RenameOptions, Result as StoreResult,
 };
 use quinion::internals::sys::fork::ForkGuard;
 use quinion_object::Freshness;
@@ -90,6 +91,7 @@ pub struct ClientStoreBuilder {
     prefix: String,
     freshness: Freshness,
     failover: Failover,
+    kept_headers: bool,
 }
 
 impl ClientStoreBuilder {
@@ -107,12 +109,21 @@ impl ClientStoreBuilder {
         self
     }
 
+    /// Whether the attributes of an object include the headers that `quinion serve` keeps as metadata, by names that
+    /// begin with [`ClientStore::KEPT_HEADER`]. By default they do not: a program that writes back the attributes that
+    /// it has read would make metadata of them. For endpoints that make headers of them again.
+    #[must_use]
+    pub fn kept_headers(mut self, kept_headers: bool) -> Self {
+        self.kept_headers = kept_headers;
+        self
+    }
+
     /// Makes it.
     ///
     /// # Errors
     /// [`ErrorKind::Start`]: the system gives no threads.
     pub fn build(self) -> Result<ClientStore> {
-        let Self { store, client, prefix, freshness, failover } = self;
+        let Self { store, client, prefix, freshness, failover, kept_headers } = self;
         let client = match failover {
             Failover::Error => client,
             Failover::Direct => client.with_reconnect_timeout(Duration::ZERO), // the store given is there at once
@@ -123,7 +134,8 @@ impl ClientStoreBuilder {
         let threads = Threads::new()?;
         let prefix = prefix.trim_end_matches('/').to_owned();
         let known = MetadataCache::new(freshness);
-        Ok(ClientStore { shared: Arc::new(Shared { store, client, prefix, failover, threads, known }) })
+        let shared = Shared { store, client, prefix, failover, kept_headers, threads, known };
+        Ok(ClientStore { shared: Arc::new(shared) })
     }
 }
 
@@ -138,6 +150,7 @@ struct Shared {
     client: Client,
     prefix: String,
     failover: Failover,
+    kept_headers: bool,
     threads: Threads,
     known: MetadataCache<KnownObject>,
 }
@@ -284,6 +297,18 @@ impl Shared {
         self.failover == Failover::Direct && is_direct
     }
 
+    fn shown(&self, attributes: Attributes) -> Attributes {
+        let is_kept = |kind: &Attribute| match kind {
+            Attribute::Metadata(name) => name.starts_with(ClientStore::KEPT_HEADER),
+            _ => false,
+        };
+        if self.kept_headers || !attributes.iter().any(|(kind, _)| is_kept(kind)) {
+            return attributes;
+        }
+        let own = attributes.iter().filter(|(kind, _)| !is_kept(kind));
+        own.map(|(kind, value)| (kind.clone(), value.clone())).collect()
+    }
+
     async fn get(
         self: &Arc<Self>,
         path: &Path,
@@ -295,7 +320,7 @@ impl Shared {
         };
         options.check_preconditions(&meta)?;
         let range = resolve(options.range.as_ref(), meta.size)?;
-        let attributes = file.attributes();
+        let attributes = self.shown(file.attributes());
         let payload = if options.head || range.is_empty() {
             stream::empty().boxed()
         } else {
@@ -490,14 +515,18 @@ impl Reading {
 }
 
 impl ClientStore {
+    /// The beginning of the names of metadata that are headers of the store's answer, in hexadecimal digits, which the
+    /// crate `object_store` does not read; see [`ClientStoreBuilder::kept_headers`].
+    pub const KEPT_HEADER: &'static str = "quinion-kept-";
+
     /// A builder, for a store that is not as [`cached`] makes it.
     pub fn builder(
         store: Arc<dyn ObjectStore>,
         client: Client,
         prefix: impl Into<String>,
     ) -> ClientStoreBuilder {
-        let (freshness, failover) = Default::default();
-        ClientStoreBuilder { store, client, prefix: prefix.into(), freshness, failover }
+        let (freshness, failover, kept_headers) = Default::default();
+        ClientStoreBuilder { store, client, prefix: prefix.into(), freshness, failover, kept_headers }
     }
 
     /// Forgets the metadata of an object. For writes that went to the store by another way: call it when they have

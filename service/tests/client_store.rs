@@ -11,7 +11,7 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use object_store::memory::InMemory;
 use object_store::path::Path;
-use object_store::{Error, GetOptions, ObjectStore, ObjectStoreExt, integration};
+use object_store::{Attribute, Attributes, Error, GetOptions, ObjectStore, ObjectStoreExt, integration};
 use proptest::prelude::*;
 use quinion::Cache;
 use quinion_object::{Freshness, Options};
@@ -68,6 +68,29 @@ async fn the_crates_own_tests_pass_over_a_client() {
         integration::list_with_offset_exclusivity(store).await;
         integration::put_get_attributes(store).await;
         integration::put_opts(store, true).await;
+    }
+}
+
+/// 1. `quinion serve` keeps the storage class of an object as metadata.
+/// 2. A program reads the attributes through a client, and writes the object back with them.
+/// 3. The object had metadata of that name for good, which no user has given.
+#[tokio::test]
+async fn headers_that_a_server_keeps_are_attributes_only_for_those_that_ask() {
+    let bare = Arc::new(InMemory::new());
+    let stage = Stage::new(bare.clone(), 32 << 20);
+    let path = Path::from("a");
+    let own = [(Attribute::ContentType, "text/plain"), (Attribute::Metadata("mine".into()), "1")];
+    let own = Attributes::from_iter(own);
+    let mut all = own.clone();
+    all.insert(Attribute::Metadata("quinion-kept-x-amz-storage-class".into()), "414243".into());
+    bare.put_opts(&path, "a".into(), all.clone().into()).await.unwrap();
+    let builder = || ClientStore::builder(bare.clone(), stage.client.clone(), "s3://bucket");
+    for (store, told) in
+        [(builder().build().unwrap(), own), (builder().kept_headers(true).build().unwrap(), all)]
+    {
+        assert_eq!(store.get(&path).await.unwrap().attributes, told);
+        let head = GetOptions::new().with_head(true);
+        assert_eq!(store.get_opts(&path, head).await.unwrap().attributes, told);
     }
 }
 

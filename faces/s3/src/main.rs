@@ -259,7 +259,11 @@ impl ReadBy {
             }
             Self::Server(client) => {
                 let builder = ClientStore::builder(store, client.clone(), format!("s3://{name}"));
-                let store = builder.freshness(freshness).build().map_err(|error| error.to_string())?;
+                let store = builder
+                    .freshness(freshness)
+                    .kept_headers(true)
+                    .build()
+                    .map_err(|error| error.to_string())?;
                 Cached::Served(store)
             }
         };

@@ -3,7 +3,8 @@
 //! ```text
 //!   answer of the store          Expires: Fri, 01 Jan 2027 00:00:00 GMT      Content-Disposition: inline; .. (Latin-1)
 //!     -> `Connector`             x-amz-meta-quinion-kept-expires: 4672692c..   x-amz-meta-quinion-kept-con..: 696e..
-//!     -> object_store, a cache, a server and its clients: metadata of a user's, as any
+//!     -> object_store, a cache, a server: metadata of a user's, as any
+//!     -> a client's store       left out, unless it asks for them (`ClientStoreBuilder::kept_headers`)
 //!   answer of the endpoint       `header_of` makes the header of it again
 //! ```
 //!
@@ -23,11 +24,12 @@ use object_store::ClientOptions;
 use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpService, ReqwestConnector,
 };
+use quinion_service::ClientStore;
 
 /// The beginning of the names of users' metadata at S3.
 const METADATA: &str = "x-amz-meta-";
 /// The beginning of a kept header's name, behind [`METADATA`].
-const KEPT: &str = "quinion-kept-";
+const KEPT: &str = ClientStore::KEPT_HEADER;
 
 /// Whether the crate has no attribute for it: headers that tell of a version, and not of the account or its settings.
 fn is_unread(name: &HeaderName) -> bool {

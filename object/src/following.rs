@@ -9,11 +9,14 @@
 //! ```
 //!
 //! An [`ObjectFile`] is of one version, and fails once the store has another. This one opens the object again then.
-//! Cached bytes of a version are read without asking the store, so old bytes are read until a fetch finds out.
+//! Cached bytes of a version are read without asking the store, so old bytes are read until a fetch finds out. Reads at
+//! or behind the end of that version ask nothing either: a reader that waits for growth calls
+//! [`FollowingObject::refresh`].
 //!
 //! Invariants:
 //!  1. The bytes of one call are of one version: a call that has found a change begins anew, from its first byte.
-//!  2. No call brings bytes of a version older than one that an earlier call on the same thread has brought.
+//!  2. Of one handle, no call brings bytes of a version older than one that an earlier call on the same thread has
+//!     brought.
 
 use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -24,6 +27,8 @@ use object_store::path::Path;
 use crate::cache::ObjectCache;
 use crate::error::Result;
 use crate::file::ObjectFile;
+use crate::options::Freshness;
+use crate::version;
 
 /// How often a call opens the object again before it tells that it has changed.
 const CHANGES_MAX: u32 = 8;
@@ -45,6 +50,8 @@ struct Current {
 
 impl ObjectCache {
     /// Opens an object whose handle goes on with the new version when the object has changed, in place of an error.
+    /// Until a fetch finds the change, reads of cached bytes are of the version that is open, and reads at or behind
+    /// its end find nothing; [`FollowingObject::refresh`] asks the store.
     ///
     /// # Errors
     /// As [`ObjectCache::open`].
@@ -85,6 +92,40 @@ impl FollowingObject {
     /// Whether that has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Asks the store which version the object is now, and goes on with that if it is another. Returns whether it is.
+    /// For readers of what is appended, and of objects that are wholly cached.
+    ///
+    /// # Errors
+    /// Those of [`ObjectCache::open`]. The version that was open stays so.
+    pub fn refresh(&self) -> Result<bool> {
+        let file = self.current();
+        Ok(self.take_other(&file, self.asked().open(&self.path)?))
+    }
+
+    /// As [`FollowingObject::refresh`], without blocking. Needs no particular runtime.
+    ///
+    /// # Errors
+    /// As [`FollowingObject::refresh`].
+    pub async fn refresh_async(&self) -> Result<bool> {
+        let file = self.current();
+        let new = self.asked().open_async(&self.path).await?;
+        Ok(self.take_other(&file, new))
+    }
+
+    /// The objects, for an open that asks the store.
+    fn asked(&self) -> ObjectCache {
+        self.objects.clone().with_freshness(Freshness::Always)
+    }
+
+    /// Takes `new` in place of `file`, if that is of another version. Returns whether it is.
+    fn take_other(&self, file: &ObjectFile, new: ObjectFile) -> bool {
+        let is_other = !version::is_same(file.meta(), new.meta());
+        if is_other {
+            self.replace(file, new);
+        }
+        is_other
     }
 
     /// How often it went on to another version: if the number is the same before and after some reads, these were of

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use object_store::path::Path;
 use quinion::Cache;
-use quinion_object::{Error, ObjectCache, Options};
+use quinion_object::{Error, Freshness, ObjectCache, Options};
 use quinion_testing_s3::{Checker, Server, check, version_of};
 
 const LEN: usize = 3 << 20;
@@ -88,6 +88,35 @@ fn ranges_are_of_one_version_and_async_reads_follow_as_well() {
     let again = runtime.block_on(objects.open_following_async(&path())).unwrap();
     assert_eq!((again.changes(), following.changes()), (0, 2));
     assert_eq!(version_of(again.current().meta().e_tag.as_deref().unwrap()), Some(3));
+}
+
+/// 1. A reader has read an object to its end; all of it is cached.
+/// 2. The object is replaced, by a longer one or by one of the same size.
+/// 3. No read finds the change, since none is a fetch: the reader has to ask.
+#[test]
+fn growth_and_a_change_of_cached_bytes_are_found_by_a_refresh() {
+    let server = Server::with_object(LEN);
+    let objects = objects(&server).with_freshness(Freshness::Immutable);
+    let following = objects.open_following(&path()).unwrap();
+    let mut buffer = vec![0; LEN + 10];
+    assert_eq!(following.read_at(&mut buffer, 0).unwrap(), LEN);
+    assert!(!following.refresh().unwrap());
+    server.control.put_version("object", LEN + 10, 2);
+    assert_eq!(following.read_at(&mut buffer[..10], LEN as u64).unwrap(), 0, "no fetch, and no question");
+    assert!(following.refresh().unwrap());
+    assert_eq!((following.changes(), following.len()), (1, LEN as u64 + 10));
+    assert_eq!(following.read_at(&mut buffer, 0).unwrap(), LEN + 10);
+    check(2, 0, &buffer);
+    server.control.change("object");
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    assert!(runtime.block_on(following.refresh_async()).unwrap());
+    assert!(!runtime.block_on(following.refresh_async()).unwrap());
+    assert_eq!(following.read_at(&mut buffer, 0).unwrap(), LEN + 10);
+    check(3, 0, &buffer);
+    server.control.delete("object");
+    assert!(following.refresh().is_err());
+    assert_eq!(following.read_at(&mut buffer[..10], 0).unwrap(), 10, "the version that was open stays so");
+    check(3, 0, &buffer[..10]);
 }
 
 #[test]

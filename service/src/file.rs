@@ -162,7 +162,16 @@ impl ClientFile {
         self.metadata().map_or(0, |metadata| metadata.ahead)
     }
 
-    fn metadata(&self) -> Option<&ObjectMetadata> {
+    /// Whether both are one object of one version, as far as the store tells.
+    pub(crate) fn is_same_object(&self, other: &Self) -> bool {
+        match (self.metadata(), other.metadata()) {
+            (Some(own), Some(other)) => own.told() == other.told(),
+            _ => false,
+        }
+    }
+
+    /// `None` of a local file.
+    pub(crate) fn metadata(&self) -> Option<&ObjectMetadata> {
         match &self.inner.source {
             Source::Object(metadata) => Some(metadata),
             Source::Local(_) => None,

@@ -2,21 +2,30 @@
 //! without a server.
 //!
 //! A [`ClientFile`] of an object is of one version: once the store, or the next server, has another, its reads are
-//! [`ErrorKind::Changed`]. A [`FollowingFile`] opens the object again then, and reads all that was asked for anew.
+//! [`ErrorKind::Changed`]. A [`FollowingFile`] opens the object again then, and reads all that was asked for anew. It
+//! does the same when the server has ended and the object has no name for its version, which a plain handle needs to
+//! go on at the next server ([`ErrorKind::OwnerDead`]).
+//!
+//! Reads of cached bytes, and reads at or behind the end of the open version, ask neither the server nor the store: a
+//! reader that waits for growth calls [`FollowingFile::refresh`].
 //!
 //! Invariant: the bytes of one call are of one version.
+//!
+//! Local files have no versions, and their handles read what they are now: they are not followed.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
+use quinion_object::Freshness;
+
 use crate::client::Client;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::file::{ClientFile, RangeRead};
 
 /// How often a call opens the object again before it tells that it has changed.
 const CHANGES_MAX: u32 = 8;
 
-/// An object, or a local file, that is opened again when it has changed: see [`Client::open_following`]. Cheap to
-/// clone; clones go on to a new version together.
+/// An object that is opened again when it has changed: see [`Client::open_following`]. Cheap to clone; clones go on to
+/// a new version together.
 #[derive(Clone, Debug)]
 pub struct FollowingFile {
     client: Client,
@@ -31,13 +40,20 @@ struct Current {
 }
 
 impl Client {
-    /// As [`Client::open`], for a reader that goes on with the new version when the object has changed, in place of an
-    /// error. Until a fetch finds the change, reads of cached bytes are of the version that is open.
+    /// Opens an object as [`Client::open`] does, for a reader that goes on with the new version when the object has
+    /// changed, in place of an error. Until a fetch finds the change, reads of cached bytes are of the version that is
+    /// open, and reads at or behind its end find nothing; [`FollowingFile::refresh`] asks the store.
     ///
     /// # Errors
-    /// As [`Client::open`].
+    /// As [`Client::open`]; [`ErrorKind::Open`] also for a local file.
     pub fn open_following(&self, name: &str) -> Result<FollowingFile> {
-        let current = Current { file: self.open(name)?, changes: 0 };
+        let file = self.open(name)?;
+        if file.metadata().is_none() {
+            let text =
+                format!("cannot follow {name}: open_following is for objects; open a local file by open");
+            return Err(Error::new(ErrorKind::Open, text));
+        }
+        let current = Current { file, changes: 0 };
         Ok(FollowingFile { client: self.clone(), name: name.into(), current: Arc::new(RwLock::new(current)) })
     }
 }
@@ -60,6 +76,21 @@ impl FollowingFile {
     /// Whether that has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Asks the store, through the server, which version the object is now, and goes on with that if it is another.
+    /// Returns whether it is. For readers of what is appended, and of objects that are wholly cached.
+    ///
+    /// # Errors
+    /// Those of [`Client::open`]. The version that was open stays so.
+    pub fn refresh(&self) -> Result<bool> {
+        let file = self.current();
+        let new = self.client.clone().with_freshness(Freshness::Always).open(&self.name)?;
+        let is_other = !file.is_same_object(&new);
+        if is_other {
+            self.replace(&file, new);
+        }
+        Ok(is_other)
     }
 
     /// How often it went on to another version: if the number is the same before and after some reads, these were of
@@ -98,7 +129,7 @@ impl FollowingFile {
         loop {
             let file = self.current();
             match read(&file) {
-                Err(error) if error.kind() == ErrorKind::Changed && reopened < CHANGES_MAX => {
+                Err(error) if is_change(&file, &error) && reopened < CHANGES_MAX => {
                     reopened += 1;
                     self.replace(&file, self.client.open(&self.name)?);
                 }
@@ -117,4 +148,11 @@ impl FollowingFile {
             drop(before); // not under the lock: it is given back to the server
         }
     }
+}
+
+/// Whether the object is to be opened again: it has changed, or its server has ended and no other can tell whether it
+/// has.
+fn is_change(file: &ClientFile, error: &Error) -> bool {
+    let is_unnamed = || file.metadata().is_some_and(|metadata| !metadata.names_its_version());
+    error.kind() == ErrorKind::Changed || error.kind() == ErrorKind::OwnerDead && is_unnamed()
 }

@@ -4,10 +4,18 @@
 //! Each byte tells its version, so a read of bytes of two versions would be seen.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::stream::BoxStream;
+use object_store::memory::InMemory;
+use object_store::path::Path as Key;
+use object_store::{
+    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt,
+    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result as StoreResult,
+};
 use quinion::Cache;
-use quinion_object::Options;
+use quinion_object::{Freshness, Options};
 use quinion_service::{Client, ErrorKind, RangeRead, Server};
 use quinion_testing_s3 as s3;
 
@@ -69,4 +77,118 @@ fn a_client_that_follows_goes_on_at_the_next_server_with_the_object_as_it_is_the
     s3::check(2, 0, &buffer);
     assert_eq!(following.changes(), 1);
     assert_eq!(plain.read_at(&mut buffer, 0).unwrap_err().kind(), ErrorKind::Changed);
+}
+
+/// 1. A local file is opened to be followed.
+/// 2. Its reads are never of a kept version, and so `changes` and "one call is of one version" were not true.
+#[test]
+fn local_files_are_not_followed() {
+    let (store, folder) = (s3::Server::with_object(LEN), tempfile::tempdir().unwrap());
+    let server = serve(folder.path(), &store);
+    let client = Client::connect(server.socket().to_str().unwrap()).unwrap();
+    let path = folder.path().join("file");
+    std::fs::write(&path, [1; 10]).unwrap();
+    let path = path.to_str().unwrap();
+    for name in [path.to_owned(), format!("file://{path}")] {
+        let error = client.open_following(&name).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Open);
+        assert!(error.to_string().contains("is for objects"), "{error}");
+    }
+}
+
+#[test]
+fn a_client_that_follows_finds_growth_by_a_refresh() {
+    let (store, folder) = (s3::Server::with_object(LEN), tempfile::tempdir().unwrap());
+    let server = serve(folder.path(), &store);
+    let client = Client::connect(server.socket().to_str().unwrap()).unwrap();
+    let following = client.with_freshness(Freshness::Immutable).open_following(URL).unwrap();
+    let mut buffer = vec![0; LEN + 10];
+    assert_eq!(following.read_at(&mut buffer, 0).unwrap(), LEN);
+    assert!(!following.refresh().unwrap());
+    store.control.put_version("object", LEN + 10, 2);
+    assert_eq!(following.read_at(&mut buffer[..10], LEN as u64).unwrap(), 0, "no fetch, and no question");
+    assert!(following.refresh().unwrap());
+    assert_eq!((following.changes(), following.len()), (1, LEN as u64 + 10));
+    following.read_exact_at(&mut buffer, 0).unwrap();
+    s3::check(2, 0, &buffer);
+    store.control.delete("object");
+    assert_eq!(following.refresh().unwrap_err().kind(), ErrorKind::Open);
+    assert_eq!(following.read_at(&mut buffer[..10], 0).unwrap(), 10, "the version that was open stays so");
+}
+
+/// A store that tells neither ETags nor versions.
+#[derive(Debug)]
+struct Unnamed(InMemory);
+
+impl std::fmt::Display for Unnamed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Unnamed")
+    }
+}
+
+#[async_trait::async_trait]
+impl ObjectStore for Unnamed {
+    async fn put_opts(&self, path: &Key, payload: PutPayload, options: PutOptions) -> StoreResult<PutResult> {
+        self.0.put_opts(path, payload, options).await
+    }
+    async fn put_multipart_opts(
+        &self,
+        path: &Key,
+        options: PutMultipartOptions,
+    ) -> StoreResult<Box<dyn MultipartUpload>> {
+        self.0.put_multipart_opts(path, options).await
+    }
+    async fn get_opts(&self, path: &Key, options: GetOptions) -> StoreResult<GetResult> {
+        let mut result = self.0.get_opts(path, options).await?;
+        result.meta.e_tag = None;
+        Ok(result)
+    }
+    fn delete_stream(
+        &self,
+        paths: BoxStream<'static, StoreResult<Key>>,
+    ) -> BoxStream<'static, StoreResult<Key>> {
+        self.0.delete_stream(paths)
+    }
+    fn list(&self, prefix: Option<&Key>) -> BoxStream<'static, StoreResult<ObjectMeta>> {
+        self.0.list(prefix)
+    }
+    async fn list_with_delimiter(&self, prefix: Option<&Key>) -> StoreResult<ListResult> {
+        self.0.list_with_delimiter(prefix).await
+    }
+    async fn copy_opts(&self, from: &Key, to: &Key, options: CopyOptions) -> StoreResult<()> {
+        self.0.copy_opts(from, to, options).await
+    }
+}
+
+/// 1. An object has no strong ETag and no version id; its server ends, and another listens in its place.
+/// 2. A plain handle cannot go on there, since it may be another version. The reader that follows it was told for ever
+///    that the server has ended, too.
+#[test]
+fn a_client_that_follows_an_object_without_a_name_for_its_version_goes_on_at_the_next_server() {
+    let (store, folder) = (Arc::new(Unnamed(InMemory::new())), tempfile::tempdir().unwrap());
+    let path = folder.path().join("q/s.sock");
+    let serve = || {
+        let cache = Cache::builder().memory(32 << 20).build().unwrap();
+        let server = Server::builder(cache).store("s3://bucket", store.clone(), Options::new());
+        server.start(path.to_str().unwrap()).unwrap()
+    };
+    let put = |version| {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let content = s3::content(version, 9000).into();
+        runtime.block_on(store.0.put(&Key::from("object"), content)).unwrap();
+    };
+    put(1);
+    let first = serve();
+    let client = Client::connect(path.to_str().unwrap()).unwrap();
+    let (plain, following) = (client.open(URL).unwrap(), client.open_following(URL).unwrap());
+    let mut buffer = vec![0; 9000];
+    following.read_exact_at(&mut buffer, 0).unwrap();
+    s3::check(1, 0, &buffer);
+    first.stop();
+    put(2);
+    let _second = serve();
+    following.read_exact_at(&mut buffer, 0).unwrap();
+    s3::check(2, 0, &buffer);
+    assert_eq!(following.changes(), 1);
+    assert_eq!(plain.read_at(&mut buffer, 0).unwrap_err().kind(), ErrorKind::OwnerDead);
 }

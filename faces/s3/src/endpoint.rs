@@ -24,6 +24,7 @@ use object_store::path::Path;
 use percent_encoding::percent_decode_str;
 use quinion_object::CachedStore;
 use quinion_serve::log::Log;
+use quinion_serve::store_text;
 use quinion_service::ClientStore;
 use s3s::dto::{Bucket as BucketName, ListBucketsInput, ListBucketsOutput};
 use s3s::route::S3Route;
@@ -127,7 +128,7 @@ impl Endpoint {
     async fn log_failure(&self, name: &str, upstream: &Upstream, why: String) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         if self.0.logged.swap(now, Ordering::Relaxed) != now {
-            let why = upstream.redacted(why).await;
+            let why = upstream.redacted(store_text::shown(&why)).await;
             self.0.log.event("failed", &[("bucket", name), ("why", &why)]);
         }
     }

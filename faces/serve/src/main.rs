@@ -41,7 +41,7 @@ use quinion::internals::arena::control::VIEWERS_MAX;
 use quinion_serve::config::{Bytes, Config, Disk, PinPercent, StoreConfig, StoreDefaults};
 use quinion_serve::log::{Form, Log};
 use quinion_serve::price::Savings;
-use quinion_serve::{notify, stores};
+use quinion_serve::{notify, store_text, stores};
 use quinion_service::{Builder, Server, Socket};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
@@ -53,7 +53,7 @@ use reload::Reload;
 const REPLACE_MAX: Duration = Duration::from_secs(60);
 /// A store that is gone fails each read; the log has one line of them in this time.
 const FAILURES_EVERY: Duration = Duration::from_secs(2);
-/// A store's answer may be in the text, and may be a page of HTML.
+/// A store's message may be in the text, and is as long as the store likes.
 const FAILURE_CHARACTERS_MAX: usize = 1000;
 
 /// Serve one cache of objects to the processes of this user.
@@ -267,7 +267,8 @@ async fn log_failures(server: &Server, log: Log) -> Infallible {
     loop {
         tokio::time::sleep(FAILURES_EVERY).await;
         for (store, error) in server.take_store_failures() {
-            let why: String = error.to_string().chars().take(FAILURE_CHARACTERS_MAX).collect();
+            let why: String =
+                store_text::shown(&error.to_string()).chars().take(FAILURE_CHARACTERS_MAX).collect();
             log.event("store failed", &[("store", &store), ("why", &why)]);
         }
     }

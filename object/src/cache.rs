@@ -29,6 +29,7 @@ use object_store::{
 use quinion::backend::Identity;
 use quinion::internals::units::{FILE_BYTES_MAX, Order};
 use quinion::{Cache, Coherence, OpenOptions};
+use tokio::time::Instant;
 
 use crate::answer_times::AnswerTimes;
 use crate::backend::ObjectBackend;
@@ -252,9 +253,14 @@ impl ObjectCache {
         if let Some(version) = self.fresh(path) {
             return self.open_fresh(version);
         }
+        self.open_asked(path, self.fetcher().deadline())
+    }
+
+    /// By a HEAD.
+    fn open_asked(&self, path: &Path, deadline: Instant) -> Result<(ObjectFile, Attributes)> {
         let (by, wanted, question) = (self.fetcher(), path.clone(), self.shared.known.question());
         let fetcher = Arc::clone(&by);
-        let head = async move { fetcher.head(&wanted, &GetOptions::new()).await };
+        let head = async move { fetcher.head(&wanted, &GetOptions::new(), deadline).await };
         let answer = wait_for(&by, head).ok_or_else(|| Error::Ended(path.clone()))?;
         let result = self.shared.note(path, StoreAnswer { answer, question })?;
         Ok((self.open_known(result.meta)?, result.attributes))
@@ -280,13 +286,14 @@ impl ObjectCache {
         let range = 0..len.clamp(1, most).next_multiple_of(FIRST_STEP).min(most);
         let (fetcher, wanted) = (Arc::clone(&by), path.clone());
         let get = GetOptions::new().with_range(Some(range));
-        let get = async move { fetcher.open_get(&wanted, get).await };
+        let deadline = by.deadline();
+        let get = async move { fetcher.open_get(&wanted, get, deadline).await };
         let answer = wait_for(&by, get).ok_or_else(|| Error::Ended(path.clone()))?;
         let result = match self.shared.note(path, StoreAnswer { answer, question }) {
             Ok(result) => result,
             Err(error @ Error::Open { source: StoreError::NotFound { .. }, .. }) => return Err(error),
             // It has no bytes, or the store fails for the moment.
-            Err(_) => return self.open_with_attributes(path),
+            Err(_) => return self.open_asked(path, deadline),
         };
         let (attributes, end) = (result.attributes.clone(), result.range.end);
         let file = self.open_known(result.meta.clone())?;
@@ -304,24 +311,34 @@ impl ObjectCache {
         if let Some(version) = self.fresh(path) {
             return self.open_fresh(version).map(|(file, _)| file);
         }
-        let result = self.head(path, GetOptions::new()).await?;
+        let result = self.head(path, GetOptions::new(), self.fetcher().deadline()).await?;
         self.open_known(result.meta)
     }
 
     /// Under the conditions of `options`.
-    pub(crate) async fn head(&self, path: &Path, options: GetOptions) -> Result<GetResult> {
+    pub(crate) async fn head(
+        &self,
+        path: &Path,
+        options: GetOptions,
+        deadline: Instant,
+    ) -> Result<GetResult> {
         let (by, wanted, question) = (self.fetcher(), path.clone(), self.shared.known.question());
         let (fetcher, ended) = (Arc::clone(&by), || Error::Ended(path.clone()));
-        let head = by.spawn(async move { fetcher.head(&wanted, &options).await });
+        let head = by.spawn(async move { fetcher.head(&wanted, &options, deadline).await });
         let answer = head.ok_or_else(ended)?.await.map_err(|_| ended())?;
         self.shared.note(path, StoreAnswer { answer, question })
     }
 
     /// See [`Fetcher::open_get`].
-    pub(crate) async fn open_get(&self, path: &Path, options: GetOptions) -> Result<GetResult> {
+    pub(crate) async fn open_get(
+        &self,
+        path: &Path,
+        options: GetOptions,
+        deadline: Instant,
+    ) -> Result<GetResult> {
         let (by, wanted, question) = (self.fetcher(), path.clone(), self.shared.known.question());
         let (fetcher, ended) = (Arc::clone(&by), || Error::Ended(path.clone()));
-        let get = by.spawn(async move { fetcher.open_get(&wanted, options).await });
+        let get = by.spawn(async move { fetcher.open_get(&wanted, options, deadline).await });
         let answer = get.ok_or_else(ended)?.await.map_err(|_| ended())?;
         self.shared.note(path, StoreAnswer { answer, question })
     }

@@ -145,13 +145,18 @@ impl Fetcher {
         Some(runtime.spawn(task))
     }
 
+    /// Until when an open that begins now may take, with all its requests.
+    pub(crate) fn deadline(&self) -> Instant {
+        Instant::now() + self.options.deadline
+    }
+
     /// Asks what the object is now, under the conditions of `options`; again, if the store fails for the moment.
     pub(crate) async fn head(
         &self,
         path: &Path,
         options: &GetOptions,
+        deadline: Instant,
     ) -> std::result::Result<GetResult, StoreError> {
-        let deadline = Instant::now() + self.options.deadline;
         let (first, longest) = self.options.backoff;
         let mut backoff = Backoff::new(first, longest);
         let mut attempts = 1;
@@ -181,23 +186,28 @@ impl Fetcher {
     }
 
     /// Asks for the first bytes of an object that nothing is known of, in place of a HEAD. Once: after an error the
-    /// caller asks by a HEAD, which is tried again.
+    /// caller asks by a HEAD, which is tried again until the same deadline.
     pub(crate) async fn open_get(
         &self,
         path: &Path,
         mut options: GetOptions,
+        deadline: Instant,
     ) -> std::result::Result<GetResult, StoreError> {
         add(&self.counters.gets, 1);
         let advice = RetryAdvice::default();
         options.extensions.insert(advice.clone());
-        let answer = timeout(self.options.stall_max, caught(self.store.get_opts(path, options)));
+        let until = deadline.min(Instant::now() + self.options.stall_max);
+        let answer = timeout_at(until, caught(self.store.get_opts(path, options)));
         let ours =
             |failure: FetchFailure| StoreError::Generic { store: "Quinion", source: Box::new(failure) };
         match answer.await {
             Ok(Ok(Err(error))) => {
                 let advice = advice.take();
                 if advice.after.is_some() {
-                    self.pause(advice.pause(Duration::ZERO, self.options.deadline), advice).await;
+                    // With a random part: openers that were refused together do not come back together.
+                    let (first, longest) = self.options.backoff;
+                    let backoff = Backoff::new(first, longest).pause();
+                    self.pause(advice.pause(backoff, deadline - Instant::now()), advice).await;
                 }
                 Err(error)
             }

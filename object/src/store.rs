@@ -111,13 +111,13 @@ impl Shared {
             checked.map_err(|source| Error::Open { path: path.clone(), source })?;
             return Ok((object, None));
         }
-        let question = self.known.question();
+        let (question, deadline) = (self.known.question(), self.objects.fetcher().deadline());
         let is_known = self.known.handle(path).is_some();
         let mut answered = None;
         let most = self.objects.fetcher().options.request_max.min(self.objects.ahead_max().max(PART_BYTES));
         if let Some(range) = first_bytes(options, most).filter(|_| !is_known) {
             let get = GetOptions { range: Some(range), ..options.clone() };
-            match self.objects.open_get(path, get).await {
+            match self.objects.open_get(path, get, deadline).await {
                 Ok(result) => answered = Some(result),
                 Err(error @ Error::Open { source: StoreError::NotFound { .. }, .. })
                 | Err(error @ Error::Open { source: StoreError::Precondition { .. }, .. })
@@ -131,7 +131,9 @@ impl Shared {
         let head = GetOptions { range: None, version: None, head: true, ..options.clone() };
         let told = match &answered {
             Some(result) => Ok((result.meta.clone(), result.attributes.clone())),
-            None => self.objects.head(path, head).await.map(|result| (result.meta, result.attributes)),
+            None => {
+                self.objects.head(path, head, deadline).await.map(|result| (result.meta, result.attributes))
+            }
         };
         if matches!(&told, Err(Error::Open { source: StoreError::NotFound { .. }, .. })) {
             self.forget(path);

@@ -10,7 +10,7 @@ use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, RetryConfig};
 use quinion::Cache;
 use quinion_object::{Error, FetchFailure, ObjectCache, Options, RetryAfterConnector};
-use quinion_testing_s3::{Connector, Fault, Server, check};
+use quinion_testing_s3::{Connector, Fault, FaultPlan, Server, check};
 
 const LEN: usize = 300_000;
 
@@ -67,6 +67,24 @@ fn an_open_and_a_first_get_wait_as_well() {
     assert_eq!(file.read_at(&mut buffer, 0).unwrap(), LEN);
     check(1, 0, &buffer);
     assert_eq!((objects.stats().advised, server.control.heads()), (1, 1));
+}
+
+/// 1. The first GET of an open is answered 503, with a `Retry-After` as long as the deadline.
+/// 2. It waits for half of the deadline or more; then the HEAD had a deadline of its own, and so two attempts.
+#[test]
+fn an_open_that_was_told_to_wait_keeps_its_deadline() {
+    let server = Server::with_object(LEN);
+    server.control.set_retry_after(Some("3600"));
+    server.control.trouble([Fault::Status(503)]);
+    // Chance answers HEADs alone here, and by this seed the first three of them by 503 and 429.
+    server.control.set_plan(Some(FaultPlan { seed: 872, per_mille: 1000, bytes_max: 0 }));
+    let deadline = Duration::from_secs(2);
+    let options = Options::new().backoff(deadline, deadline).stall_max(Duration::from_secs(60));
+    let cache = Cache::builder().memory(32 << 20).build().unwrap();
+    let objects = ObjectCache::new(cache, store(&server), options.deadline(deadline)).unwrap();
+    objects.open_first(&Path::from("object"), LEN as u64).unwrap_err();
+    // A pause is half of the deadline at least, and so there is none before its end after the first.
+    assert_eq!((objects.stats().gets, objects.stats().heads), (1, 1));
 }
 
 #[test]

@@ -22,7 +22,18 @@ use std::time::{Duration, SystemTime};
 /// Longer pauses are taken for mistakes, and not heard.
 const PAUSE_MAX: Duration = Duration::from_secs(24 * 3600);
 /// Codes of answers with status 400 that say that the same request may succeed later.
-const TRANSIENT_CODES: [&str; 4] = ["RequestTimeout", "ExpiredToken", "InternalError", "SlowDown"];
+const TRANSIENT_CODES: [&str; 10] = [
+    "RequestTimeout",
+    "ExpiredToken",
+    "TokenRefreshRequired",
+    "InternalError",
+    "SlowDown",
+    "Throttling",
+    "ThrottlingException",
+    "RequestLimitExceeded",
+    "BandwidthLimitExceeded",
+    "TooManyRequests",
+];
 
 /// Where an HTTP client notes how a store's answer refuses a request, found among the request's extensions.
 ///
@@ -280,6 +291,9 @@ mod tests {
         let body = |code: &str| format!("400 Bad Request: <Error><Code>{code}</Code></Error>");
         assert!(is_for_good(400, &body("InvalidArgument")) && is_for_good(400, &body("KeyTooLongError")));
         for code in TRANSIENT_CODES.into_iter().chain(["", " "]) {
+            assert!(!is_for_good(400, &body(code)), "{code:?}");
+        }
+        for code in ["TokenRefreshRequired", "Throttling", "RequestLimitExceeded", "TooManyRequests"] {
             assert!(!is_for_good(400, &body(code)), "{code:?}");
         }
         assert!(!is_for_good(400, "400 Bad Request") && !is_for_good(500, &body("InvalidArgument")));

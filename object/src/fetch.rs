@@ -345,6 +345,9 @@ impl Fetcher {
         let time = sent.elapsed();
         self.counters.first_byte.record(time);
         self.counters.answer_times.record(time);
+        if result.is_ok() {
+            advice.take(); // of an earlier answer, or of one beside this: what fails from now on, fails after this one
+        }
         result.map_err(|error| of_store(meta, error))
     }
 
@@ -502,4 +505,34 @@ pub(crate) fn wait_for<T: Send + 'static>(
         let _ = sender.send(task.await);
     })?;
     receiver.recv().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use object_store::ObjectStoreExt;
+    use object_store::memory::InMemory;
+
+    use super::*;
+
+    /// 1. A GET is late, and another is sent beside it.
+    /// 2. The first is answered 503, with a `Retry-After`; the second is answered.
+    /// 3. The body of the second breaks off. The fetch waited for as long as the first answer had said.
+    #[test]
+    fn the_advice_of_a_refused_get_ends_with_the_answer_to_the_one_beside_it() {
+        let (store, path) = (Arc::new(InMemory::new()), Path::from("a"));
+        let fetcher = Fetcher::new(store.clone(), Options::new(), Arc::default()).unwrap();
+        let advice = RetryAdvice::default();
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            store.put(&path, "content".into()).await.unwrap();
+            let meta = store.head(&path).await.unwrap();
+            advice.note(503, Some("30"), None);
+            fetcher.ask_once(&meta, 0..7, &advice).await.unwrap();
+            assert_eq!(advice.take(), Advice::default());
+            store.delete(&path).await.unwrap();
+            advice.note(503, Some("30"), None);
+            fetcher.ask_once(&meta, 0..7, &advice).await.unwrap_err();
+            assert_eq!(advice.take().after, Some(Duration::from_secs(30)), "an error leaves it");
+        });
+    }
 }

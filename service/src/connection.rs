@@ -164,7 +164,7 @@ impl Connection {
                 // The next look finds no listener, or the queue of a manager's socket.
                 Err(error) if is_disconnected(&error) && retry.pause() => {}
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound && !exactly.exists() => {
-                    let text = "this process sees no /proc, by which it connects; mount it";
+                    let text = "this process sees no /proc, by which it connects";
                     break Err(std::io::Error::new(std::io::ErrorKind::NotFound, text));
                 }
                 viewer => break viewer,
@@ -475,6 +475,8 @@ fn hint_for(error: &std::io::Error) -> &'static str {
              both in the same (docs/containers.md)"
         }
         None if error.kind() == std::io::ErrorKind::TimedOut => "the server is stopped, or too busy",
+        // A socket that is not there is an error of the kernel, with a number.
+        None if error.kind() == std::io::ErrorKind::NotFound => "mount /proc for this process, and connect again",
         _ => "is the server running? `quinion serve --name NAME` starts one",
     }
 }
@@ -555,6 +557,9 @@ mod tests {
         assert!(hints[2].contains("version") && hints[3].contains("running"), "{hints:?}");
         assert!(hints[4].contains("PID namespace"), "{hints:?}");
         assert_eq!(hint_for(&std::io::Error::other("x")), hints[3]);
+        // Of a process without /proc: it was also told to start the server that it could not see.
+        let unseen = hint_for(&std::io::Error::new(std::io::ErrorKind::NotFound, "no /proc"));
+        assert!(unseen.contains("mount /proc") && !unseen.contains("running"), "{unseen}");
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Answer times: how long all answers of a store took to begin, in buckets that are the same everywhere and only rise.
+//! Answer times: how long the answers of a store to GETs of fetches took to begin, in buckets that are the same
+//! everywhere and only rise.
 //!
 //! The quantiles of `first_byte.rs` follow a store that changes; those of several nodes cannot be added up. These
 //! counts can: a monitor adds the buckets of all nodes, and takes the quantile of the sum.
@@ -23,8 +24,11 @@ const ENDS: [Duration; 13] = [
     Duration::from_secs(10),
 ];
 
-/// A histogram of the times in which answers to GETs began: see
-/// [`ObjectCache::answer_times`](crate::ObjectCache::answer_times).
+/// A histogram of the times in which answers to the GETs of fetches began: see
+/// [`ObjectCache::answer_times`](crate::ObjectCache::answer_times). It does not have the GET by which an object was
+/// opened, the later one of a hedge's two, nor GETs that were not answered in time ([`Options::stall_max`]).
+///
+/// [`Options::stall_max`]: crate::Options::stall_max
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct AnswerTimes {
     counts: [u64; ENDS.len() + 1],
@@ -32,7 +36,8 @@ pub struct AnswerTimes {
 }
 
 impl AnswerTimes {
-    /// How many answers took up to so long, and longer than the time before says; the last one has no bound.
+    /// Pairs of a bound and the number of answers that took at most that, and longer than the bound before; the last
+    /// has none.
     pub fn buckets(&self) -> impl Iterator<Item = (Option<Duration>, u64)> {
         ENDS.into_iter().map(Some).chain([None]).zip(self.counts)
     }
@@ -59,7 +64,7 @@ impl AnswerCounters {
         self.micros.fetch_add(time.as_micros() as u64, Ordering::Relaxed);
     }
 
-    pub(crate) fn sum(&self) -> AnswerTimes {
+    pub(crate) fn snapshot(&self) -> AnswerTimes {
         let counts = self.counts.each_ref().map(|count| count.load(Ordering::Relaxed));
         AnswerTimes { counts, sum: Duration::from_micros(self.micros.load(Ordering::Relaxed)) }
     }
@@ -75,7 +80,7 @@ mod tests {
         for micros in [0, 1000, 1001, 2500, 10_000_000, 10_000_001, 3_600_000_000] {
             counters.record(Duration::from_micros(micros));
         }
-        let times = counters.sum();
+        let times = counters.snapshot();
         let found: Vec<_> = times.buckets().filter(|(_, count)| *count > 0).collect();
         let millis = |millis| Some(Duration::from_micros(millis));
         assert_eq!(found, [(millis(1000), 2), (millis(2500), 2), (millis(10_000_000), 1), (None, 2)]);

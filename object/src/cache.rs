@@ -412,9 +412,10 @@ impl ObjectCache {
     pub fn first_byte(&self) -> Option<FirstByte> {
         self.fetcher().counters.first_byte.summary()
     }
-    /// How long all answers to GETs so far took to begin, in buckets that can be added to those of other nodes.
+    /// How long the answers to the GETs of fetches so far took to begin, in buckets that can be added to those of other
+    /// nodes; [`AnswerTimes`] says which are not among them.
     pub fn answer_times(&self) -> AnswerTimes {
-        self.fetcher().counters.answer_times.sum()
+        self.fetcher().counters.answer_times.snapshot()
     }
 
     pub(crate) fn fetcher(&self) -> Arc<Fetcher> {

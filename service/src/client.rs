@@ -150,9 +150,10 @@ impl Client {
         Ok(new.unwrap_or_else(|| Arc::clone(old)))
     }
 
-    /// The numbers of the server: its reads and fetches for all clients so far, and the bytes that it has now. It costs
-    /// a question, which a busy server answers later; `timeout` bounds the wait. A server that has ended is not waited
-    /// for.
+    /// The numbers of the server: its reads for all clients so far, the fetches of the stores that it has now, and the
+    /// bytes that it has now. A store that the server no longer has takes its fetches with it, so those may become
+    /// fewer. It costs a question, which a busy server answers later; `timeout` bounds the wait. A server that has
+    /// ended is not waited for.
     ///
     /// # Errors
     /// [`ErrorKind::OwnerDead`]; [`ErrorKind::Connect`]; [`ErrorKind::TimedOut`]; [`ErrorKind::Forked`];

@@ -476,7 +476,9 @@ fn hint_for(error: &std::io::Error) -> &'static str {
         }
         None if error.kind() == std::io::ErrorKind::TimedOut => "the server is stopped, or too busy",
         // A socket that is not there is an error of the kernel, with a number.
-        None if error.kind() == std::io::ErrorKind::NotFound => "mount /proc for this process, and connect again",
+        None if error.kind() == std::io::ErrorKind::NotFound => {
+            "mount /proc for this process, and connect again"
+        }
         _ => "is the server running? `quinion serve --name NAME` starts one",
     }
 }

@@ -35,11 +35,11 @@ pub struct ServerTotals {
     pub bytes: u64,
     /// Reads that had to ask the server: all others are hits.
     pub asked: u64,
-    /// HEADs that were sent to stores.
+    /// HEADs that were sent to the stores that the server has now; so are the two numbers below.
     pub heads: u64,
     /// GETs.
     pub gets: u64,
-    /// Bytes that stores have sent.
+    /// Bytes that they have sent.
     pub fetched_bytes: u64,
     /// The bound of the server's cache.
     pub memory_bytes: u64,

@@ -205,7 +205,7 @@ fn encode_first_bytes(encoder: &mut DescriptorEncoder<'_>, times: &[(String, Fir
 /// In buckets, so that a monitor can add up those of several nodes before it takes a quantile.
 fn encode_answer_times(encoder: &mut DescriptorEncoder<'_>, times: &[(String, AnswerTimes)]) -> fmt::Result {
     let (name, help) =
-        ("quinion_store_answer_seconds", "Time to the first byte of a store's answers to GETs");
+        ("quinion_store_answer_seconds", "Time to the first byte of a store's answers to GETs of fetches");
     let mut metrics = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
     for (prefix, times) in times {
         let end_of = |end: Option<std::time::Duration>| end.map_or(f64::MAX, |end| end.as_secs_f64());

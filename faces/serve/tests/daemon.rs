@@ -11,7 +11,7 @@ use std::fs::{DirBuilder, File, Permissions};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Stdio};
@@ -510,6 +510,21 @@ fn a_watchdog_hears_of_the_server_as_long_as_it_is_meant() {
     assert_eq!(heard(), "STOPPING=1");
 }
 
+/// A named pipe for writing, once another process reads it: an open that waits for that would wait for ever for one
+/// that has ended.
+fn pipe_with_reader(path: &Path) -> File {
+    let begun = Instant::now();
+    loop {
+        let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+        match File::options().write(true).custom_flags(flags).open(path) {
+            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NXIO.raw_os_error()) => {}
+            opened => return opened.unwrap(),
+        }
+        assert!(begun.elapsed() < TIME_MAX, "no process reads {}", path.display());
+        sleep(Duration::from_millis(5));
+    }
+}
+
 /// 1. A server reads its configuration for the first time, and SIGHUP comes: an operator has changed it.
 /// 2. Nothing waited for signals yet, and SIGHUP ended the server.
 #[test]
@@ -518,14 +533,13 @@ fn a_hangup_at_the_start_reloads_the_configuration() {
     let path = folder.path().join("serve.toml");
     assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
     let mut server = Server::spawn(serve(folder.path()).arg("--config").arg(&path));
-    // This waits until the server opens it, too.
-    let mut configuration = File::options().write(true).open(&path).unwrap();
+    let mut configuration = pipe_with_reader(&path);
     server.process.signal(Signal::HUP);
     configuration.write_all(b"clients = 10").unwrap();
     drop(configuration);
     let event = server.event();
     assert!(event.contains("listening"), "{event}");
-    std::fs::write(&path, "clients = 20").unwrap();
+    pipe_with_reader(&path).write_all(b"clients = 20").unwrap();
     let event = server.event();
     assert!(event.contains("reloaded") && event.contains("after_restart=\"clients\""), "{event}");
     server.process.signal(Signal::TERM);

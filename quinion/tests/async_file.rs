@@ -14,7 +14,7 @@ use quinion::{AsyncFile, Cache, OpenOptions};
 use tokio::io::{AsyncReadExt, AsyncSeek, AsyncSeekExt, AsyncWrite, AsyncWriteExt};
 
 use quinion_testing::device::{Device, verify};
-use quinion_testing::doubles::{Faults, SimulatedBackend};
+use quinion_testing::doubles::{FailureCount, Faults, SimulatedBackend};
 
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().build().expect("a runtime of one thread")
@@ -120,6 +120,84 @@ fn a_sync_waits_for_bytes_that_were_handed_over() {
     let mut around = [0; 7];
     assert_eq!(memory.read_at(&mut around, 9), 7);
     assert_eq!(around, *b"\x01bytes\x01");
+}
+
+/// 1 bytes are handed over. 2 A seek is begun behind them. 3 They cannot be written, and the seek ends with that error.
+/// 4 Further bytes stand behind the first ones.
+#[test]
+fn a_seek_behind_a_write_that_fails_is_not_made_later() {
+    for to in [SeekFrom::Start(0), SeekFrom::Current(-40), SeekFrom::End(0)] {
+        let (cache, memory) = (small(), Arc::new(MemoryFile::new(vec![1; 8192])));
+        let device = Arc::new(SimulatedBackend::of_memory(Arc::clone(&memory), Faults::default()));
+        let file = cache.open_backend_with(device.clone() as _, OpenOptions::new().write(true));
+        let mut file = AsyncFile::new(file.expect("the device opens"));
+        device.fail_at(0..8192, FailureCount::Always);
+        runtime().block_on(async {
+            file.seek(SeekFrom::Start(50)).await.expect("it is inside");
+            let written = poll_fn(|context| Pin::new(&mut file).poll_write(context, b"bytes")).await;
+            assert_eq!(written.expect("they are handed over"), 5);
+            Pin::new(&mut file).start_seek(to).expect("it is begun");
+            let ended = poll_fn(|context| Pin::new(&mut file).poll_complete(context)).await;
+            ended.expect_err("the page around the bytes cannot be read");
+            device.mend();
+            file.write_all(b"more").await.expect("it is handed over");
+            file.flush().await.expect("the device takes it");
+            assert_eq!(file.stream_position().await.expect("it has one"), 59, "{to:?}");
+            file.sync_data().await.expect("the device takes it");
+        });
+        let mut around = [0; 60];
+        assert_eq!(memory.read_at(&mut around, 0), 60);
+        assert!(around[..55].iter().all(|&byte| byte == 1), "{to:?}: {around:?}");
+        assert_eq!(around[55..], *b"more\x01", "{to:?}");
+    }
+}
+
+/// The end of the file is looked for by a thread, which the next call waits for.
+#[test]
+fn bytes_behind_a_seek_that_was_only_begun_stand_where_it_leads() {
+    let (cache, memory) = (small(), Arc::new(MemoryFile::new(vec![1; 100])));
+    let device = Arc::new(SimulatedBackend::of_memory(Arc::clone(&memory), Faults::default()));
+    let file = cache.open_backend_with(device as _, OpenOptions::new().write(true));
+    let mut file = AsyncFile::new(file.expect("the device opens"));
+    runtime().block_on(async {
+        Pin::new(&mut file).start_seek(SeekFrom::End(-2)).expect("it is begun");
+        let mut two = [0; 2];
+        file.read_exact(&mut two).await.expect("the last two");
+        assert_eq!(file.stream_position().await.expect("it has one"), 100);
+        file.seek(SeekFrom::Start(10)).await.expect("it is inside");
+        Pin::new(&mut file).start_seek(SeekFrom::End(-5)).expect("it is begun");
+        file.write_all(b"bytes").await.expect("they are handed over");
+        assert_eq!(file.stream_position().await.expect("it has one"), 100);
+        file.sync_data().await.expect("the device takes them");
+    });
+    let mut bytes = [0; 100];
+    assert_eq!(memory.read_at(&mut bytes, 0), 100);
+    assert_eq!((bytes[10], &bytes[95..]), (1, &b"bytes"[..]));
+}
+
+/// 1 bytes are handed over. 2 A seek before the start of the file is begun. 3 A sync makes the bytes durable: the seek
+/// is no matter of its own. 4 The seek fails, and the position is what it was.
+#[test]
+fn a_seek_that_cannot_be_made_keeps_no_bytes_from_a_sync_and_leaves_the_position() {
+    for to in [SeekFrom::Current(-100), SeekFrom::End(-9000)] {
+        let (cache, memory) = (small(), Arc::new(MemoryFile::new(vec![1; 8192])));
+        let device = Arc::new(SimulatedBackend::of_memory(Arc::clone(&memory), Faults::default()));
+        let file = cache.open_backend_with(device as _, OpenOptions::new().write(true));
+        let mut file = AsyncFile::new(file.expect("the device opens"));
+        runtime().block_on(async {
+            let written = poll_fn(|context| Pin::new(&mut file).poll_write(context, b"bytes")).await;
+            assert_eq!(written.expect("they are handed over"), 5);
+            Pin::new(&mut file).start_seek(to).expect("it is begun");
+            file.sync_data().await.expect("the bytes can be written");
+            let ended = poll_fn(|context| Pin::new(&mut file).poll_complete(context)).await;
+            let said = ended.expect_err("no byte is there").to_string();
+            assert!(said.contains("cannot seek"), "{said}");
+            assert_eq!(file.stream_position().await.expect("it has one"), 5, "{to:?}");
+        });
+        let mut first = [0; 6];
+        assert_eq!(memory.read_at(&mut first, 0), 6);
+        assert_eq!(first, *b"bytes\x01");
+    }
 }
 
 #[derive(Clone, Debug)]

@@ -10,6 +10,12 @@
 //!
 //! Only tokio's traits are used, so this works on any runtime that knows them. As with tokio's own files, an error of
 //! a write comes with the next call: call `flush` before you drop the file, or [`AsyncFile::sync_data`] for durability.
+//!
+//! Invariants:
+//!  1. Reads, writes and `poll_complete` first end the write and the seek that were begun before them. So bytes stand
+//!     where the calls before them lead, also if nothing waited for these.
+//!  2. A seek that `poll_complete` says has failed is not made later, also if it was the write before it that failed.
+//!  3. Flushes and syncs wait for the write, and leave the seek alone.
 
 use std::future::{Future, poll_fn};
 use std::io::{self, SeekFrom};
@@ -35,7 +41,7 @@ pub struct AsyncFile {
     missing: Option<PagePresence>,
     writing: Option<Writing>,
     /// A seek that was begun while a write was under way: that says where the file ends, or where the position is.
-    asked: Option<SeekFrom>,
+    pending_seek: Option<SeekFrom>,
     /// How far from the end the position is to be.
     seeking: Option<(BlockingCall<u64>, i64)>,
 }
@@ -50,7 +56,7 @@ enum Writing {
 impl AsyncFile {
     /// `file`, at its position.
     pub fn new(file: File) -> Self {
-        Self { file, missing: None, writing: None, asked: None, seeking: None }
+        Self { file, missing: None, writing: None, pending_seek: None, seeking: None }
     }
 
     /// The file.
@@ -90,19 +96,36 @@ impl AsyncFile {
         self.file.position.store(self.position() + bytes as u64, Ordering::Relaxed);
     }
 
-    /// Waits for the write that was handed over, and then begins the seek that was asked for behind it.
+    /// Waits for the write that was handed over.
     fn poll_written(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if let Some(writing) = &mut self.writing {
-            let written = match writing {
-                Writing::At(call) => ready!(Pin::new(call).poll(context)),
-                Writing::Appends(call, bytes) => ready!(Pin::new(call).poll(context)).map(|position| {
-                    self.file.position.store(position + *bytes as u64, Ordering::Relaxed);
-                }),
-            };
-            self.writing = None;
-            written?;
+        let Some(writing) = &mut self.writing else { return Poll::Ready(Ok(())) };
+        let written = match writing {
+            Writing::At(call) => ready!(Pin::new(call).poll(context)),
+            Writing::Appends(call, bytes) => ready!(Pin::new(call).poll(context)).map(|position| {
+                self.file.position.store(position + *bytes as u64, Ordering::Relaxed);
+            }),
+        };
+        self.writing = None;
+        Poll::Ready(written.map_err(io::Error::from))
+    }
+
+    /// Waits for the write that was handed over, and for the seek that was begun: the position is known then.
+    fn poll_placed(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_written(context))?;
+        if let Some(to) = self.pending_seek.take() {
+            self.begin_seek(to)?;
         }
-        Poll::Ready(self.asked.take().map_or(Ok(()), |to| self.begin_seek(to)))
+        if let Some((end, offset)) = &mut self.seeking {
+            let (end, offset) = (ready!(Pin::new(end).poll(context)), *offset);
+            self.seeking = None;
+            let (end, before) = (SeekFrom::Start(end?), self.position());
+            io::Seek::seek(&mut &self.file, end)?;
+            if let Err(error) = io::Seek::seek(&mut &self.file, SeekFrom::Current(offset)) {
+                self.file.position.store(before, Ordering::Relaxed);
+                return Poll::Ready(Err(error));
+            }
+        }
+        Poll::Ready(Ok(()))
     }
 
     fn begin_seek(&mut self, to: SeekFrom) -> io::Result<()> {
@@ -158,7 +181,7 @@ impl AsyncRead for AsyncFile {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        ready!(this.poll_written(context))?;
+        ready!(this.poll_placed(context))?;
         if buffer.remaining() == 0 {
             return Poll::Ready(Ok(()));
         }
@@ -172,7 +195,7 @@ impl AsyncRead for AsyncFile {
 impl AsyncWrite for AsyncFile {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        ready!(this.poll_written(context))?;
+        ready!(this.poll_placed(context))?;
         this.missing = None; // of what was to be read at the old position
         let position = this.position();
         if this.file.handle.access.appends {
@@ -209,20 +232,14 @@ impl AsyncSeek for AsyncFile {
         let this = self.get_mut();
         this.missing = None;
         this.seeking = None;
-        this.asked = this.writing.is_some().then_some(to);
-        if this.asked.is_some() { Ok(()) } else { this.begin_seek(to) }
+        this.pending_seek = this.writing.is_some().then_some(to);
+        if this.pending_seek.is_some() { Ok(()) } else { this.begin_seek(to) }
     }
 
     fn poll_complete(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<u64>> {
         let this = self.get_mut();
-        ready!(this.poll_written(context))?;
-        if let Some((end, offset)) = &mut this.seeking {
-            let (end, offset) = (ready!(Pin::new(end).poll(context)), *offset);
-            this.seeking = None;
-            let place = SeekFrom::Start(end?);
-            io::Seek::seek(&mut &this.file, place)?;
-            io::Seek::seek(&mut &this.file, SeekFrom::Current(offset))?;
-        }
-        Poll::Ready(Ok(this.position()))
+        let placed = ready!(this.poll_placed(context));
+        this.pending_seek = None; // it was made, or this call says that it was not
+        Poll::Ready(placed.map(|()| this.position()))
     }
 }

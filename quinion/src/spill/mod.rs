@@ -52,6 +52,7 @@ mod transfer;
 mod pack;
 mod slots;
 
+use heap::HeapQueue;
 pub use heap::HeapTurn;
 pub use slots::Slots;
 pub use transfer::{SpillSink, SpilledPart};
@@ -197,8 +198,8 @@ pub struct Spill {
     spilled: AtomicU64,
     spilled_in: AtomicU64,
     read: AtomicU64,
-    /// Bytes of the heap that readers of slots have.
-    heap: AtomicU64,
+    /// Bytes of the heap that readers of slots have, and the readers that wait for some.
+    heap: Mutex<HeapQueue>,
     pages: AtomicU64,
     write_errors: AtomicU64,
     read_errors: AtomicU64,
@@ -256,7 +257,7 @@ impl Spill {
             spilled: AtomicU64::new(0),
             spilled_in: AtomicU64::new(0),
             read: AtomicU64::new(0),
-            heap: AtomicU64::new(0),
+            heap: Mutex::new(HeapQueue::default()),
             pages: AtomicU64::new(0),
             write_errors: AtomicU64::new(0),
             read_errors: AtomicU64::new(0),

@@ -5,8 +5,9 @@
 //!   an address  GET / or /metrics -> the text, HTTP/1.0, one request for each connection
 //! ```
 //!
-//! The thread that waits for signals answers one client at a time; one that takes more than a second, or sends more
-//! than 8 KiB, is closed. Only the end of the command has to wait for that.
+//! The thread that waits for signals answers one client at a time. One that takes more than a second to send its
+//! request, or as long again to take the answer, or that sends more than 8 KiB, is closed. Only the end of the command
+//! has to wait for that.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -133,7 +134,6 @@ fn write(path: &Path, text: &str) -> io::Result<()> {
 
 fn answer(mut asker: TcpStream, stats: &impl Fn() -> RestoreStats) -> io::Result<()> {
     asker.set_nonblocking(false)?;
-    asker.set_write_timeout(Some(REQUEST_TIMEOUT))?;
     let request = request(&mut asker)?;
     let (status, text) = match request.split_ascii_whitespace().take(2).collect::<Vec<_>>()[..] {
         ["GET", "/" | "/metrics"] => ("200 OK", stats().prometheus()),
@@ -144,8 +144,29 @@ fn answer(mut asker: TcpStream, stats: &impl Fn() -> RestoreStats) -> io::Result
         "HTTP/1.0 {status}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {}\r\n\r\n",
         text.len()
     );
-    asker.write_all(head.as_bytes())?;
-    asker.write_all(text.as_bytes())
+    send(&mut asker, (head + &text).as_bytes(), Instant::now())
+}
+
+/// Sends all of it within a second from `began` on, however slowly the client takes it.
+fn send(asker: &mut TcpStream, mut bytes: &[u8], began: Instant) -> io::Result<()> {
+    while !bytes.is_empty() {
+        let Some(rest) = time_left(began) else {
+            return Err(io::Error::other("the client takes too long to read the answer"));
+        };
+        asker.set_write_timeout(Some(rest))?;
+        match asker.write(bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(sent) => bytes = &bytes[sent..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// The rest of the time of a request or an answer, if there is any.
+fn time_left(began: Instant) -> Option<Duration> {
+    REQUEST_TIMEOUT.checked_sub(began.elapsed()).filter(|rest| !rest.is_zero())
 }
 
 /// The request's text up to its empty line.
@@ -153,7 +174,7 @@ fn request(asker: &mut TcpStream) -> io::Result<String> {
     let (mut bytes, mut piece) = (Vec::new(), [0; 1024]);
     let began = Instant::now();
     // All of it within a second, however small its pieces.
-    while let Some(rest) = REQUEST_TIMEOUT.checked_sub(began.elapsed()).filter(|rest| !rest.is_zero()) {
+    while let Some(rest) = time_left(began) {
         asker.set_read_timeout(Some(rest))?;
         let read = asker.read(&mut piece)?;
         bytes.extend_from_slice(&piece[..read]);
@@ -193,6 +214,21 @@ mod tests {
         assert!(fs::read_to_string(&path).expect("it is there").contains("quinion_restore_faults_total 0\n"));
         assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 1);
         assert!(Metrics::start(&MetricsTarget::File(folder.path().join("no/such"))).is_err());
+    }
+
+    /// The connection is fine and takes all of it at once: only the time is up.
+    #[test]
+    fn an_answer_whose_time_is_up_is_not_sent_further() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port is free");
+        let client = TcpStream::connect(listener.local_addr().expect("it is bound")).expect("it listens");
+        let (mut asker, _) = listener.accept().expect("a client");
+        let began = Instant::now().checked_sub(REQUEST_TIMEOUT).expect("the machine runs for longer");
+        let said = send(&mut asker, b"late", began).expect_err("it is late").to_string();
+        assert!(said.contains("takes too long"), "{said}");
+        drop(asker);
+        let mut sent = Vec::new();
+        (&client).read_to_end(&mut sent).expect("it is closed");
+        assert_eq!(sent, b"");
     }
 
     #[test]

@@ -13,9 +13,11 @@
 //! supplied (`snapshot.rs`), so a change during that look or after it is found before a VM has a byte of it.
 //!
 //! **Zeros that are data, and holes.** A page that a VM filled with zeros is data; a page that it did not write is a
-//! hole. Where that difference may have been lost, the diff is refused: a file without any hole (its file system may
-//! not tell of holes, or a copy has filled them); a file system that allots more than a page at a time, so that zeros
-//! around a page count as data; data that does not begin and end with pages.
+//! hole. Where it can be seen that this difference may be lost, the diff is refused: a file without any hole (its file
+//! system may not tell of holes, or a copy has filled them); a file system that reports blocks of more than a page, so
+//! that zeros around a page count as data; data that does not begin and end with pages. A copy that made holes of whole
+//! pages of zeros (`cp --sparse=always`, `rsync -S`, `fallocate -d`) cannot be seen: such a VM reads what lies below
+//! (docs/vms.md).
 //!
 //! **Reading.** As the cache reads files: past the kernel's page cache, unless that holds half of a layer's part or
 //! more. Stretches of one layer that lie close together are one read.
@@ -265,10 +267,10 @@ impl LayerFile {
             );
             return Err(refused(&self.path, &why));
         }
-        let allotted = self.file.metadata().map_err(wrong)?.blksize();
-        if allotted > PAGE {
+        let block = self.file.metadata().map_err(wrong)?.blksize();
+        if block > PAGE {
             let why = format!(
-                "its file system allots {allotted} bytes at a time, so zeros beside a page of this diff may count as \
+                "its file system reports blocks of {block} bytes, so zeros beside a page of this diff may count as \
                  data; have the diff written to a file system with blocks of {PAGE} bytes or less, such as ext4 or XFS"
             );
             return Err(refused(&self.path, &why));

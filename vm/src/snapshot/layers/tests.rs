@@ -238,7 +238,7 @@ fn data_that_is_not_of_whole_pages_is_refused_and_the_end_of_the_file_is_one() {
 
 /// Memory of 2 MiB pages counts as data, 2 MiB at a time, whatever was written.
 #[test]
-fn a_file_system_that_allots_more_than_a_page_is_refused() {
+fn a_file_system_that_reports_blocks_of_more_than_a_page_is_refused() {
     use rustix::fs::MemfdFlags;
     let file = rustix::fs::memfd_create("quinion-diff", MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB);
     let file = file.map(fs::File::from).ok();
@@ -251,7 +251,7 @@ fn a_file_system_that_allots_more_than_a_page_is_refused() {
     fs::write(&base, vec![1; 4 << 20]).expect("room for a base");
     let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
     let said = refusal(&[base, path]);
-    assert!(said.contains("allots 2097152 bytes"), "{said}");
+    assert!(said.contains("reports blocks of 2097152 bytes"), "{said}");
 }
 
 #[test]

@@ -4,6 +4,8 @@
 //!   two machines, 1 and 3 faults --> stats().each: two rows, and as many in the text for Prometheus
 //! ```
 
+use std::time::{Duration, Instant};
+
 use quinion_testing::vmm;
 mod stage;
 
@@ -30,7 +32,9 @@ fn each_machine_has_numbers_of_its_own_while_it_is_served() {
         monitors[1].does(&format!("touch {page} 1 1"));
     }
     // The machine continues as soon as it has its page; the server counts it afterwards.
+    let began = Instant::now();
     while server.stats().counters.faults < 4 {
+        assert!(began.elapsed() < Duration::from_secs(120), "the faults are not counted");
         std::thread::yield_now();
     }
     let stats = server.stats();

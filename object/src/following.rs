@@ -19,7 +19,7 @@
 //!     brought.
 
 use std::ops::Range;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use object_store::path::Path;
@@ -27,11 +27,9 @@ use object_store::path::Path;
 use crate::cache::ObjectCache;
 use crate::error::Result;
 use crate::file::ObjectFile;
+use crate::newest::{CHANGES_MAX, Newest};
 use crate::options::Freshness;
 use crate::version;
-
-/// How often a call opens the object again before it tells that it has changed.
-const CHANGES_MAX: u32 = 8;
 
 /// An object that is opened again when it has changed: see [`ObjectCache::open_following`]. Cheap to clone; clones go
 /// on to a new version together.
@@ -39,13 +37,7 @@ const CHANGES_MAX: u32 = 8;
 pub struct FollowingObject {
     objects: ObjectCache,
     path: Path,
-    current: Arc<RwLock<Current>>,
-}
-
-#[derive(Clone, Debug)]
-struct Current {
-    file: ObjectFile,
-    changes: u64,
+    newest: Arc<Newest<ObjectFile>>,
 }
 
 impl ObjectCache {
@@ -70,18 +62,14 @@ impl ObjectCache {
 
 impl FollowingObject {
     fn new(objects: &ObjectCache, path: &Path, file: ObjectFile) -> Self {
-        let current = Arc::new(RwLock::new(Current { file, changes: 0 }));
-        Self { objects: objects.clone(), path: path.clone(), current }
-    }
-
-    fn get(&self) -> Current {
-        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+        let newest = Arc::new(Newest::new(file, ObjectFile::is_same_handle));
+        Self { objects: objects.clone(), path: path.clone(), newest }
     }
 
     /// The version that the next read is of, unless the object has changed meanwhile: its size, its metadata, and reads
     /// that stay with it.
     pub fn current(&self) -> ObjectFile {
-        self.get().file
+        self.newest.get()
     }
 
     /// The size of [`FollowingObject::current`] in bytes.
@@ -123,7 +111,7 @@ impl FollowingObject {
     fn take_other(&self, file: &ObjectFile, new: ObjectFile) -> bool {
         let is_other = !version::is_same(file.meta(), new.meta());
         if is_other {
-            self.replace(file, new);
+            self.newest.replace(file, new);
         }
         is_other
     }
@@ -131,7 +119,7 @@ impl FollowingObject {
     /// How often it went on to another version: if the number is the same before and after some reads, these were of
     /// one version, and its size was the same.
     pub fn changes(&self) -> u64 {
-        self.get().changes
+        self.newest.changes()
     }
 
     /// Fills as much of `buffer` from byte `offset` on as the object has, and returns how many bytes that are: all of
@@ -173,7 +161,7 @@ impl FollowingObject {
                 return Err(error);
             }
             reopened += 1;
-            self.replace(&file, self.objects.open_async(&self.path).await?);
+            self.newest.replace(&file, self.objects.open_async(&self.path).await?);
         }
     }
 
@@ -194,28 +182,7 @@ impl FollowingObject {
         self.repeat(|file| file.read_ranges(ranges))
     }
 
-    fn repeat<T>(&self, mut read: impl FnMut(&ObjectFile) -> Result<T>) -> Result<T> {
-        let mut reopened = 0;
-        loop {
-            let file = self.current();
-            match read(&file) {
-                Err(error) if error.is_change() && reopened < CHANGES_MAX => {
-                    reopened += 1;
-                    self.replace(&file, self.objects.open(&self.path)?);
-                }
-                answer => return answer,
-            }
-        }
-    }
-
-    /// Takes `new` in place of `stale`, unless another thread was faster: what that has opened may be newer.
-    fn replace(&self, stale: &ObjectFile, new: ObjectFile) {
-        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
-        if current.file.is_same_handle(stale) {
-            let changes = current.changes + 1;
-            let before = std::mem::replace(&mut *current, Current { file: new, changes });
-            drop(current);
-            drop(before); // not under the lock: it is the cache's
-        }
+    fn repeat<T>(&self, read: impl FnMut(&ObjectFile) -> Result<T>) -> Result<T> {
+        self.newest.repeat(read, |_, error| error.is_change(), || self.objects.open(&self.path))
     }
 }

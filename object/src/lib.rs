@@ -51,6 +51,7 @@ mod first_byte;
 mod following;
 mod options;
 mod metadata_cache;
+mod newest;
 mod plan;
 mod retry;
 mod retry_after;
@@ -78,4 +79,5 @@ pub mod internals {
     pub use crate::metadata_cache::{
         MetadataCache, NoteWrites, Question, Upload, Written, is_to_be_asked, noting_deletions, resolve,
     };
+    pub use crate::newest::Newest;
 }

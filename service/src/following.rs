@@ -13,16 +13,14 @@
 //!
 //! Local files have no versions, and their handles read what they are now: they are not followed.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use quinion_object::Freshness;
+use quinion_object::internals::Newest;
 
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::{ClientFile, RangeRead};
-
-/// How often a call opens the object again before it tells that it has changed.
-const CHANGES_MAX: u32 = 8;
 
 /// An object that is opened again when it has changed: see [`Client::open_following`]. Cheap to clone; clones go on to
 /// a new version together.
@@ -30,13 +28,7 @@ const CHANGES_MAX: u32 = 8;
 pub struct FollowingFile {
     client: Client,
     name: Arc<str>,
-    current: Arc<RwLock<Current>>,
-}
-
-#[derive(Clone, Debug)]
-struct Current {
-    file: ClientFile,
-    changes: u64,
+    newest: Arc<Newest<ClientFile>>,
 }
 
 impl Client {
@@ -53,19 +45,15 @@ impl Client {
                 format!("cannot follow {name}: open_following is for objects; open a local file by open");
             return Err(Error::new(ErrorKind::Open, text));
         }
-        let current = Current { file, changes: 0 };
-        Ok(FollowingFile { client: self.clone(), name: name.into(), current: Arc::new(RwLock::new(current)) })
+        let newest = Newest::new(file, |one, other| Arc::ptr_eq(&one.inner, &other.inner));
+        Ok(FollowingFile { client: self.clone(), name: name.into(), newest: Arc::new(newest) })
     }
 }
 
 impl FollowingFile {
-    fn get(&self) -> Current {
-        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
     /// The version that the next read is of, unless the object has changed meanwhile.
     pub fn current(&self) -> ClientFile {
-        self.get().file
+        self.newest.get()
     }
 
     /// The size of [`FollowingFile::current`] in bytes.
@@ -88,7 +76,7 @@ impl FollowingFile {
         let new = self.client.clone().with_freshness(Freshness::Always).open(&self.name)?;
         let is_other = !file.is_same_object(&new);
         if is_other {
-            self.replace(&file, new);
+            self.newest.replace(&file, new);
         }
         Ok(is_other)
     }
@@ -96,7 +84,7 @@ impl FollowingFile {
     /// How often it went on to another version: if the number is the same before and after some reads, these were of
     /// one version, and its size was the same.
     pub fn changes(&self) -> u64 {
-        self.get().changes
+        self.newest.changes()
     }
 
     /// As [`ClientFile::read_at`]: all bytes of one call are of one version.
@@ -124,29 +112,8 @@ impl FollowingFile {
         self.repeat(|file| file.read_ranges(ranges))
     }
 
-    fn repeat<T>(&self, mut read: impl FnMut(&ClientFile) -> Result<T>) -> Result<T> {
-        let mut reopened = 0;
-        loop {
-            let file = self.current();
-            match read(&file) {
-                Err(error) if is_change(&file, &error) && reopened < CHANGES_MAX => {
-                    reopened += 1;
-                    self.replace(&file, self.client.open(&self.name)?);
-                }
-                answer => return answer,
-            }
-        }
-    }
-
-    /// Takes `new` in place of `stale`, unless another thread was faster: what that has opened may be newer.
-    fn replace(&self, stale: &ClientFile, new: ClientFile) {
-        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
-        if Arc::ptr_eq(&current.file.inner, &stale.inner) {
-            let changes = current.changes + 1;
-            let before = std::mem::replace(&mut *current, Current { file: new, changes });
-            drop(current);
-            drop(before); // not under the lock: it is given back to the server
-        }
+    fn repeat<T>(&self, read: impl FnMut(&ClientFile) -> Result<T>) -> Result<T> {
+        self.newest.repeat(read, is_change, || self.client.open(&self.name))
     }
 }
 

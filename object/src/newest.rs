@@ -1,0 +1,69 @@
+//! Newest: the handle that all clones of a following handle read by now, and the number of those that it has replaced.
+//!
+//! Invariants:
+//!  1. A handle is replaced only if it is the one that was found stale: one that another thread has opened since may be
+//!     newer than this thread's.
+//!  2. A replaced handle is dropped with nothing locked: its end may ask a server.
+
+use std::sync::{PoisonError, RwLock};
+
+/// How often a call opens the object again before it tells that it has changed.
+pub const CHANGES_MAX: u32 = 8;
+
+/// A handle that newer ones replace.
+#[derive(Debug)]
+pub struct Newest<F> {
+    current: RwLock<(F, u64)>,
+    is_same: fn(&F, &F) -> bool,
+}
+
+impl<F: Clone> Newest<F> {
+    /// Begins with `file`; `is_same` tells whether two are one handle.
+    pub fn new(file: F, is_same: fn(&F, &F) -> bool) -> Self {
+        Self { current: RwLock::new((file, 0)), is_same }
+    }
+
+    /// The handle that the next read is by.
+    pub fn get(&self) -> F {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).0.clone()
+    }
+
+    /// How often it was replaced.
+    pub fn changes(&self) -> u64 {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).1
+    }
+
+    /// Takes `new` in place of `stale`, unless another thread was faster.
+    pub fn replace(&self, stale: &F, new: F) {
+        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        if (self.is_same)(&current.0, stale) {
+            let changes = current.1 + 1;
+            let before = std::mem::replace(&mut *current, (new, changes));
+            drop(current);
+            drop(before);
+        }
+    }
+
+    /// The answer of `read`, by a handle that `open` has opened again as often as the error `is_change`.
+    ///
+    /// # Errors
+    /// Those of `read` and of `open`; a change only after [`CHANGES_MAX`] of them.
+    pub fn repeat<T, E>(
+        &self,
+        mut read: impl FnMut(&F) -> Result<T, E>,
+        is_change: impl Fn(&F, &E) -> bool,
+        open: impl Fn() -> Result<F, E>,
+    ) -> Result<T, E> {
+        let mut reopened = 0;
+        loop {
+            let file = self.get();
+            match read(&file) {
+                Err(error) if reopened < CHANGES_MAX && is_change(&file, &error) => {
+                    reopened += 1;
+                    self.replace(&file, open()?);
+                }
+                answer => return answer,
+            }
+        }
+    }
+}

@@ -95,7 +95,7 @@ struct Arguments {
     count: bool,
     /// Count the cache lines that two threads take from each other with each operation: what does not grow with the
     /// number of processors. Needs valgrind, not a quiet machine; some minutes.
-    #[arg(long, exclusive = true)]
+    #[arg(long, conflicts_with_all = ["quick", "repeat", "out", "experiments"])]
     lines: bool,
     /// Let two threads take turns at this operation, inside lackey.
     #[arg(long, hide = true, exclusive = true, value_name = "OPERATION")]
@@ -190,7 +190,7 @@ fn for_ourselves(arguments: &Arguments) -> Option<ExitCode> {
         return Some(tuned::main(run));
     }
     if arguments.lines {
-        return Some(lines());
+        return Some(lines(arguments.json));
     }
     arguments.count.then(count)
 }
@@ -222,13 +222,18 @@ fn count() -> ExitCode {
 }
 
 /// Prints how many lines each operation shares and touches, each when it is known.
-fn lines() -> ExitCode {
+fn lines(json: bool) -> ExitCode {
     let head = "  shared  touched  cache lines of 64 bytes, of each operation of two threads in turn\n";
     let of = |operation: &shared_lines::Shared| {
-        let lines = shared_lines::count(operation.name).map_err(|why| complain(&why))?;
-        print(&format!("{:8} {:8}  {}\n", lines.shared, lines.touched, operation.name))
+        let (name, counted) = (operation.name, shared_lines::count(operation.name));
+        let shared_lines::Lines { shared, touched } = counted.map_err(|why| complain(&why))?;
+        print(&match json {
+            true => format!("{{\"operation\":\"{name}\",\"shared\":{shared},\"touched\":{touched}}}\n"),
+            false => format!("{shared:8} {touched:8}  {name}\n"),
+        })
     };
-    let printed = print(head).and_then(|()| shared_lines::OPERATIONS.iter().try_for_each(of));
+    let begun = if json { Ok(()) } else { print(head) };
+    let printed = begun.and_then(|()| shared_lines::OPERATIONS.iter().try_for_each(of));
     printed.map_or_else(|code| code, |()| ExitCode::SUCCESS)
 }
 

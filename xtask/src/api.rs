@@ -33,7 +33,7 @@ const LIBRARIES: [Library; 6] = [
         features: "--features http",
     },
     Library { package: "quinion-service", name: "quinion_service", folder: "service", features: "" },
-    Library { package: "quinion-vm", name: "quinion_vm", folder: "vm", features: "" },
+    Library { package: "quinion-vm", name: "quinion_vm", folder: "vm", features: "--features pack" },
 ];
 
 const HEAD: &str = "\

@@ -4,14 +4,22 @@
 //! passed; those numbers are added up, and a step that runs no tests counts as one. The last line of a run is always `N
 //! passed, N failed`, for people and for scripts.
 //!
+//! A command that hangs would hang the run, and hide the steps after it: unless it prints to a terminal, one that
+//! prints nothing for [`SILENCE_MAX`] is killed with the processes below it, and its step has failed.
+//!
 //! Invariant: a run fails if any step failed, whatever it printed.
 
 use std::fmt;
 use std::fs;
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, IsTerminal};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
 use std::time::{Duration, Instant};
+
+/// Longer than any test and any program's compilation on a slow machine.
+const SILENCE_MAX: Duration = Duration::from_secs(20 * 60);
 
 pub enum Action {
     /// A command that must exit with 0.
@@ -229,6 +237,7 @@ fn outcome_of(status: ExitStatus) -> Outcome {
     }
 }
 
+#[derive(Debug)]
 struct Streamed {
     status: ExitStatus,
     output: String,
@@ -236,21 +245,106 @@ struct Streamed {
 }
 
 /// Runs `command` without a terminal's input, passing its output on while reading it.
-fn stream(mut command: Command) -> Result<Streamed, Failure> {
+fn stream(command: Command) -> Result<Streamed, Failure> {
+    // To a terminal it prints by itself, in colours, and a user sees that it hangs.
+    let silence_max = if io::stderr().is_terminal() { Duration::MAX } else { SILENCE_MAX };
+    stream_watched(command, silence_max)
+}
+
+fn stream_watched(mut command: Command, silence_max: Duration) -> Result<Streamed, Failure> {
     println!("   {}", shown(&command));
-    let spawned = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+    let errors = if silence_max == Duration::MAX { Stdio::inherit() } else { Stdio::piped() };
+    let spawned = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(errors).spawn();
     let mut child = spawned.map_err(|error| Failure::new(format!("it cannot be started: {error}")))?;
-    let (mut output, mut tests) = (String::new(), Count::default());
-    for line in BufReader::new(child.stdout.take().expect("it is piped")).split(b'\n') {
-        let line = line.map_err(|error| Failure::new(format!("its output cannot be read: {error}")))?;
-        let line = String::from_utf8_lossy(&line);
-        println!("{line}");
-        tests.add(Count::of_line(&line));
-        output.push_str(&line);
-        output.push('\n');
-    }
+    let read = read_lines(&said_by(&mut child), silence_max);
+    let (output, tests) = read.inspect_err(|_| kill(&mut child))?;
     let status = child.wait().map_err(|error| Failure::new(format!("it cannot be waited for: {error}")))?;
     Ok(Streamed { status, output, tests })
+}
+
+/// A line of a command's output, or that there is no more of it.
+enum OutputLine {
+    Output(io::Result<Vec<u8>>),
+    Error(Vec<u8>),
+    OutputEnded,
+}
+
+/// The lines that `child` prints. The threads end with its output, or with this program.
+fn said_by(child: &mut Child) -> Receiver<OutputLine> {
+    let (to, said) = mpsc::channel();
+    if let Some(errors) = child.stderr.take() {
+        let to = to.clone();
+        thread::spawn(move || {
+            let mut lines = BufReader::new(errors).split(b'\n').map_while(Result::ok);
+            lines.try_for_each(|line| to.send(OutputLine::Error(line)))
+        });
+    }
+    let output = BufReader::new(child.stdout.take().expect("it is piped"));
+    thread::spawn(move || {
+        output.split(b'\n').try_for_each(|line| to.send(OutputLine::Output(line)))?;
+        to.send(OutputLine::OutputEnded)
+    });
+    said
+}
+
+/// Passes the lines on, and counts the tests they tell of.
+fn read_lines(said: &Receiver<OutputLine>, silence_max: Duration) -> Result<(String, Count), Failure> {
+    let (mut output, mut tests) = (String::new(), Count::default());
+    loop {
+        match said.recv_timeout(silence_max) {
+            Ok(OutputLine::Output(line)) => {
+                let line =
+                    line.map_err(|error| Failure::new(format!("its output cannot be read: {error}")))?;
+                let line = String::from_utf8_lossy(&line);
+                println!("{line}");
+                tests.add(Count::of_line(&line));
+                output.push_str(&line);
+                output.push('\n');
+            }
+            Ok(OutputLine::Error(line)) => eprintln!("{}", String::from_utf8_lossy(&line)),
+            Ok(OutputLine::OutputEnded) | Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) => {
+                let minutes = silence_max.as_secs() / 60;
+                let why = format!("it printed nothing for {minutes} minutes, and was killed; it may hang");
+                return Err(Failure::new(why));
+            }
+        }
+    }
+    // Its last words may come after its output; a process that outlives it may keep that open.
+    while let Ok(OutputLine::Error(line)) = said.recv_timeout(Duration::from_secs(1)) {
+        eprintln!("{}", String::from_utf8_lossy(&line));
+    }
+    Ok((output, tests))
+}
+
+/// Ends `child` and the processes below it.
+fn kill(child: &mut Child) {
+    let below = processes_below(child.id());
+    let _ = child.kill(); // it may have ended
+    let mut command = Command::new("kill");
+    command.arg("-KILL").args(below.iter().map(u32::to_string)).stderr(Stdio::null());
+    if !below.is_empty() {
+        let _ = command.status(); // they may have ended, too
+    }
+    let _ = child.wait();
+}
+
+fn processes_below(top: u32) -> Vec<u32> {
+    // The number of a process and that of its parent: the name between them may hold spaces and brackets.
+    let parts = |stat: String| -> Option<(u32, u32)> {
+        let (number, rest) = (stat.split(' ').next()?, stat.rsplit_once(')')?.1);
+        Some((number.parse().ok()?, rest.split_whitespace().nth(1)?.parse().ok()?))
+    };
+    let stats = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let stats = stats.filter_map(|entry| fs::read_to_string(entry.path().join("stat")).ok());
+    let parents: Vec<(u32, u32)> = stats.filter_map(parts).collect();
+    let mut found = vec![top];
+    let mut next = 0;
+    while let Some(&parent) = found.get(next) {
+        found.extend(parents.iter().filter(|(_, of)| *of == parent).map(|(number, _)| number));
+        next += 1;
+    }
+    found.split_off(1)
 }
 
 fn shown(command: &Command) -> String {
@@ -287,6 +381,20 @@ mod tests {
         assert!(matches!(run_one(Action::Run(shell("true"))).1, Outcome::Passed));
         assert!(matches!(run_one(Action::Run(shell("exit 3"))).1, Outcome::Failed(_)));
         assert!(matches!(run_one(Action::Run(Command::new("no-such-program-here"))).1, Outcome::Failed(_)));
+    }
+
+    #[test]
+    fn a_command_that_hangs_is_killed_with_all_below_it() {
+        let silent = |script: &str| stream_watched(shell(script), Duration::from_secs(1));
+        // A shell waits for its child, and both would outlive this test by far.
+        let failure = silent("sleep 617.25; true").expect_err("it is killed");
+        assert!(failure.to_string().contains("printed nothing"), "{failure}");
+        let is_sleep = |entry: fs::DirEntry| {
+            fs::read(entry.path().join("cmdline")).is_ok_and(|line| line == b"sleep\x00617.25\0")
+        };
+        assert!(!fs::read_dir("/proc").unwrap().flatten().any(is_sleep));
+        let talks = silent("for n in 1 2 3 4; do echo $n; sleep 0.4; done; echo 5 >&2").expect("it ends");
+        assert_eq!(talks.output, "1\n2\n3\n4\n");
     }
 
     #[test]

@@ -21,9 +21,9 @@ use rustix::io::Errno;
 use crate::error::DiskError;
 use crate::layout::PAGE_BYTES;
 
-/// How long a store that is in use is waited for. One that was just dropped is in use until the requests in flight have
-/// ended, or a child that was forked meanwhile has become another program.
-const LOCK_WAIT_MAX: Duration = Duration::from_secs(2);
+/// How long a store that is in use is waited for by default. One that was just dropped is in use until the requests in
+/// flight have ended, or a child that was forked meanwhile has become another program.
+pub const IN_USE_MAX: Duration = Duration::from_secs(2);
 const LOCK_LOOK: Duration = Duration::from_millis(5);
 const NAME: &str = "quinion.disk";
 
@@ -62,11 +62,16 @@ impl FileDevice {
     /// # Errors
     /// See [`DiskError`]. A file of another program is not touched.
     pub fn open(folder: &Path, bytes: u64) -> Result<Self, DiskError> {
+        Self::open_within(IN_USE_MAX, folder, bytes)
+    }
+
+    /// As [`FileDevice::open`], but waits for so long at most for another process to end.
+    pub(crate) fn open_within(in_use_max: Duration, folder: &Path, bytes: u64) -> Result<Self, DiskError> {
         let path = folder.join(NAME);
         make_folder(folder).map_err(|source| failed("make the folder of", &path, source))?;
         let (descriptor, is_direct) = open_file(&path).map_err(|e| failed("open", &path, e.into()))?;
         check_private(&descriptor, &path)?;
-        match lock(&descriptor) {
+        match lock(&descriptor, in_use_max) {
             Err(Errno::WOULDBLOCK) => return Err(DiskError::InUse { folder: folder.to_owned() }),
             locked => locked.map_err(|e| failed("lock", &path, e.into()))?,
         }
@@ -152,11 +157,11 @@ fn open_file(path: &Path) -> Result<(OwnedFd, bool), Errno> {
 }
 
 /// Locks the file against a second process, and against a second store in this one.
-fn lock(file: &OwnedFd) -> Result<(), Errno> {
+fn lock(file: &OwnedFd, in_use_max: Duration) -> Result<(), Errno> {
     let begun = Instant::now();
     loop {
         match flock(file, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) if begun.elapsed() < LOCK_WAIT_MAX => sleep(LOCK_LOOK),
+            Err(Errno::WOULDBLOCK) if begun.elapsed() < in_use_max => sleep(LOCK_LOOK),
             Err(Errno::INTR) => {}
             locked => return locked,
         }
@@ -244,6 +249,38 @@ mod tests {
         rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)
             .unwrap();
         assert!(FileDevice::open(folder.path(), BYTES).is_err());
+    }
+
+    #[test]
+    fn a_wrong_folder_is_refused_with_a_remedy() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        fs::write(&file, "").unwrap();
+        let taken = folder.path().join("taken");
+        fs::create_dir_all(taken.join(NAME)).unwrap();
+        let link = folder.path().join("link");
+        fs::create_dir(&link).unwrap();
+        std::os::unix::fs::symlink("/dev/null", link.join(NAME)).unwrap();
+        for (place, words) in [
+            (folder.path().join("none/none"), "make the folder"),
+            (file.clone(), "name a folder"),
+            (file.join("below"), "name a folder"),
+            (taken, "a folder has that name"),
+            (link, "symbolic link"),
+            (PathBuf::from("/proc/quinion"), ";"),
+        ] {
+            let error = FileDevice::open(&place, BYTES).unwrap_err().to_string();
+            assert!(error.starts_with("cannot ") && error.contains(words), "{}: {error}", place.display());
+        }
+        // Root may write anywhere.
+        if !rustix::process::geteuid().is_root() {
+            fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o500)).unwrap();
+            let error = FileDevice::open(&folder.path().join("new"), BYTES).unwrap_err().to_string();
+            assert!(error.contains("let this user"), "{error}");
+            fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o700)).unwrap();
+        }
+        let error = FileDevice::open(folder.path(), 1 << 60).unwrap_err().to_string();
+        assert!(error.contains("ask for less"), "{error}");
     }
 
     #[test]

@@ -22,8 +22,9 @@
 //! of writes, so nothing waits for a sync.
 //!
 //! **Never in the way**: a `put` copies into memory, or is refused because the disk is behind; it never waits for the
-//! disk. A disk that fails is left alone from then on ([`DiskStore::trouble`]); nothing is lost, as all its bytes have
-//! another home.
+//! disk. A disk that fails is left alone from then on ([`DiskStore::trouble`]), and so is one that does not answer for
+//! 5 seconds; nothing is lost, as all its bytes have another home. Reads notice that, the end, and puts that are
+//! refused because the writer gets no answer.
 //!
 //! Invariants:
 //!  1. No page is given out whose checksum was not compared, except those still in memory, which were never away.
@@ -41,6 +42,7 @@ mod error;
 mod index;
 mod layout;
 mod options;
+mod reads;
 mod staging;
 mod stats;
 mod store;

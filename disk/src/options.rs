@@ -3,35 +3,59 @@
 //! They are checked when the store is opened, so that a mistake is an error and not a store of another size.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
+use crate::device::IN_USE_MAX;
 use crate::error::DiskError;
 use crate::layout::{BYTES_MAX, BYTES_MIN, SEGMENT_BYTES};
 
 const BUFFERS_MIN: usize = 3;
+/// A disk that is well answers within some milliseconds, and one that recovers from an error within a second or two.
+const ANSWER_MAX: Duration = Duration::from_secs(5);
 
 /// A store on a local disk.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct DiskOptions {
     /// The folder for its file, `quinion.disk`; it is made if it is not there. One process at a time uses it; another
-    /// waits for that to end, 2 seconds at most.
+    /// waits for that to end, for [`DiskOptions::in_use_max`].
     pub folder: PathBuf,
     /// The size of the file in bytes, 16 MiB to 64 TiB; rounded down to MiB. The space is taken at once.
     pub bytes: u64,
     /// Memory for segments that are being filled or written, in bytes: 3 MiB at least. Without room nothing is put.
     pub buffer_bytes: usize,
+    /// How long a request to the disk is waited for before the disk is left alone.
+    pub(crate) answer_max: Duration,
+    pub(crate) in_use_max: Duration,
 }
 
 impl DiskOptions {
     /// A store of `bytes` bytes in `folder`, with 8 MiB of memory for pages on their way.
     pub fn new(folder: impl Into<PathBuf>, bytes: u64) -> Self {
-        Self { folder: folder.into(), bytes, buffer_bytes: 8 << 20 }
+        let (answer_max, in_use_max) = (ANSWER_MAX, IN_USE_MAX);
+        Self { folder: folder.into(), bytes, buffer_bytes: 8 << 20, answer_max, in_use_max }
     }
 
     /// The same, with so much memory for pages on their way.
     #[must_use]
     pub fn buffer_bytes(mut self, bytes: usize) -> Self {
         self.buffer_bytes = bytes;
+        self
+    }
+
+    /// The same, but a folder that another process uses is waited for as long as `time`: for the successor of a process
+    /// that is about to end, and has to write first. By default for 2 seconds.
+    #[must_use]
+    pub fn in_use_max(mut self, time: Duration) -> Self {
+        self.in_use_max = time;
+        self
+    }
+
+    /// The same, with a disk that is waited for no longer than that. For tests.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn answer_max(mut self, time: Duration) -> Self {
+        self.answer_max = time;
         self
     }
 

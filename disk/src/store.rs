@@ -2,11 +2,15 @@
 //!
 //! One index finds extents in memory and on the disk, and both are compared with their checksums: a reader that found
 //! an extent may meet another one in its place, in either.
+//!
+//! A disk may hang without an error. A reader gives up after a while (`reads.rs`), and the end of a store waits for the
+//! writer only as long as that gets on: a writer that hangs is left behind, and has nothing that is not its own. A disk
+//! that hangs in writes alone soon has all buffers; then puts that are refused notice that it gives no answers.
 
 use std::fmt;
 use std::io;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -18,6 +22,7 @@ use crate::layout::{
     TABLE_PAGES, Table, checksum, data_bytes, segment_start,
 };
 use crate::options::DiskOptions;
+use crate::reads::{PIECES, ReadRequest, ReadThreads, lock};
 use crate::staging::{RingPosition, SealedSegment, Staging};
 use crate::stats::{Counters, DiskStats};
 
@@ -50,7 +55,9 @@ pub enum Missed {
 
 #[derive(Debug)]
 struct Shared {
-    device: Box<dyn Device>,
+    device: Arc<dyn Device>,
+    reads: ReadThreads,
+    answer_max: Duration,
     staging: Mutex<Staging>,
     index: Mutex<Index>,
     news: Condvar,
@@ -58,6 +65,19 @@ struct Shared {
     trouble: OnceLock<DiskTrouble>,
     counters: Counters,
     read_buffers: Mutex<Vec<AlignedBuffer>>,
+    /// Requests of the writer's that the device has answered.
+    answers: AtomicU64,
+    refusals: Mutex<Refusals>,
+}
+
+/// Puts that were refused since the device's last answer to the writer.
+#[derive(Debug)]
+struct Refusals {
+    answers: u64,
+    /// When the last piece of time began.
+    since: Instant,
+    /// Pieces of time without an answer, the one that began first included; 0: no put was refused.
+    silent: u32,
 }
 
 #[derive(Default, Debug)]
@@ -68,11 +88,8 @@ struct Orders {
     flushes: u64,
     flushed: u64,
     stop: bool,
-}
-
-/// A panic under a lock leaves no half-made state that a checksum would not find out.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The writer has ended.
+    ended: bool,
 }
 
 impl DiskStore {
@@ -90,7 +107,7 @@ impl DiskStore {
     /// As [`DiskStore::open`].
     pub fn open_with(options: &DiskOptions, on_start: fn()) -> Result<Self, DiskError> {
         options.check()?;
-        let device = FileDevice::open(&options.folder, options.file_bytes())?;
+        let device = FileDevice::open_within(options.in_use_max, &options.folder, options.file_bytes())?;
         Self::start(Box::new(device), options, on_start)
     }
 
@@ -119,7 +136,9 @@ impl DiskStore {
         }
         let buffers = options.buffers().min(segments as usize / 2);
         let shared = Arc::new(Shared {
-            device,
+            device: Arc::from(device),
+            reads: ReadThreads::new(on_start),
+            answer_max: options.answer_max,
             staging: Mutex::new(Staging::new(RingPosition { store, segments, next, sequence }, buffers)),
             index: Mutex::new(index),
             news: Condvar::new(),
@@ -127,12 +146,15 @@ impl DiskStore {
             trouble: OnceLock::new(),
             counters: Counters::default(),
             read_buffers: Mutex::default(),
+            answers: AtomicU64::new(0),
+            refusals: Mutex::new(Refusals { answers: 0, since: Instant::now(), silent: 0 }),
         });
         let writer = {
             let shared = Arc::clone(&shared);
             let thread = std::thread::Builder::new().name("quinion-disk".to_owned());
             thread.spawn(move || {
                 on_start();
+                let _ended = EndNotice(Arc::clone(&shared));
                 Writer::new(shared).run();
             })
         };
@@ -197,13 +219,12 @@ impl DiskStore {
             return Err(Missed::NotThere);
         }
         let extents = lock(&shared.index).cover(key, page, pages).ok_or(Missed::NotThere)?;
-        let mut buffer =
-            lock(&shared.read_buffers).pop().unwrap_or_else(|| AlignedBuffer::new(SEGMENT_BYTES));
+        let mut buffer = lock(&shared.read_buffers).pop();
         let wanted = page..page + u64::from(pages);
         let outcome = extents.chunk_by(is_neighbour).try_for_each(|run| {
-            shared.fetch(key, run, &mut buffer)?;
+            let bytes = shared.fetch(key, run, &mut buffer)?;
             for extent in run {
-                let bytes = &buffer.bytes()[bytes_in_run(run, extent)];
+                let bytes = &bytes[bytes_in_run(run, extent)];
                 let from = extent.page.max(wanted.start);
                 let until = (extent.page + u64::from(extent.pages)).min(wanted.end);
                 let inside = |page: u64| (page - extent.page) as usize * PAGE_BYTES;
@@ -213,7 +234,7 @@ impl DiskStore {
         });
         let mut kept = lock(&shared.read_buffers);
         if kept.len() < READ_BUFFERS {
-            kept.push(buffer);
+            kept.extend(buffer);
         }
         drop(kept);
         if outcome.is_ok() {
@@ -233,8 +254,8 @@ impl DiskStore {
         self.shared.counters.read(extents, pages)
     }
 
-    /// Writes the pages in memory, and syncs. Blocks for the disk. [`DiskStore::trouble`] says whether it could. In a
-    /// forked child, which has no thread for it, nothing is done.
+    /// Writes the pages in memory, and syncs. Blocks for the disk as long as that answers. [`DiskStore::trouble`] says
+    /// whether it could. In a forked child, which has no thread for it, nothing is done.
     pub fn flush(&self) {
         if std::process::id() != self.process {
             return;
@@ -243,9 +264,8 @@ impl DiskStore {
         orders.flushes += 1;
         let mine = orders.flushes;
         self.shared.news.notify_all();
-        while orders.flushed < mine {
-            orders = self.shared.news.wait(orders).unwrap_or_else(PoisonError::into_inner);
-        }
+        drop(orders);
+        self.shared.wait_for_writer(|orders| orders.flushed >= mine);
     }
 
     /// Checks its index.
@@ -275,7 +295,10 @@ impl Drop for DiskStore {
         }
         lock(&self.shared.orders).stop = true;
         self.shared.news.notify_all();
-        let _ = writer.join();
+        self.shared.reads.close();
+        if self.shared.wait_for_writer(|orders| orders.ended) {
+            let _ = writer.join();
+        }
     }
 }
 
@@ -298,6 +321,9 @@ impl Shared {
         if is_news {
             self.wake_writer();
         }
+        if !is_reserved {
+            self.note_refusal();
+        }
         is_reserved
     }
 
@@ -309,29 +335,86 @@ impl Shared {
         }
     }
 
-    /// Compares their checksums, too.
-    fn fetch(&self, key: &ContentKey, run: &[Extent], buffer: &mut AlignedBuffer) -> Result<(), Missed> {
+    /// Waits until `is_done`, or until the writer had no answer of the disk for a while, which is left alone then.
+    /// Whether it is done.
+    fn wait_for_writer(&self, is_done: impl Fn(&Orders) -> bool) -> bool {
+        let mut orders = lock(&self.orders);
+        let (mut answers, mut silent) = (self.answers.load(Ordering::Relaxed), 0);
+        while !is_done(&orders) && silent < PIECES {
+            let waited =
+                self.news.wait_timeout_while(orders, self.answer_max / PIECES, |orders| !is_done(orders));
+            orders = waited.unwrap_or_else(PoisonError::into_inner).0;
+            let before = std::mem::replace(&mut answers, self.answers.load(Ordering::Relaxed));
+            silent = if answers == before { silent + 1 } else { 0 };
+        }
+        let is_done = is_done(&orders);
+        drop(orders);
+        if !is_done {
+            self.leave_alone("write", &self.no_answer());
+        }
+        is_done
+    }
+
+    /// A put found no buffer, so the writer has work. The disk is left alone if it answers none of that for a while.
+    fn note_refusal(&self) {
+        let (mut refusals, now) = (lock(&self.refusals), Instant::now());
+        let answers = self.answers.load(Ordering::Relaxed);
+        if refusals.silent == 0 || refusals.answers != answers {
+            *refusals = Refusals { answers, since: now, silent: 1 };
+        } else if now - refusals.since >= self.answer_max / PIECES {
+            (refusals.since, refusals.silent) = (now, refusals.silent + 1);
+        }
+        let is_silent = refusals.silent > PIECES;
+        drop(refusals);
+        if is_silent && self.trouble.get().is_none() {
+            self.leave_alone("write", &self.no_answer());
+        }
+    }
+
+    fn no_answer(&self) -> io::Error {
+        io::Error::new(io::ErrorKind::TimedOut, format!("no answer for {:?}", self.answer_max))
+    }
+
+    /// The bytes of `run`, in `buffer`; compares their checksums, too.
+    fn fetch<'b>(
+        &self,
+        key: &ContentKey,
+        run: &[Extent],
+        buffer: &'b mut Option<AlignedBuffer>,
+    ) -> Result<&'b [u8], Missed> {
         let (first, last) = (run[0], run[run.len() - 1]);
         let range = data_bytes(first.at, 0).start..data_bytes(last.at, last.pages).end;
-        let to = &mut buffer.bytes_mut()[..range.len()];
-        let in_memory = lock(&self.staging).copy_to(first.segment, range.clone(), to);
+        let mut to = buffer.take().unwrap_or_else(|| AlignedBuffer::new(SEGMENT_BYTES));
+        let in_memory =
+            lock(&self.staging).copy_to(first.segment, range.clone(), &mut to.bytes_mut()[..range.len()]);
         if !in_memory {
-            let offset = segment_start(first.segment) + range.start as u64;
-            if let Err(error) = self.device.read_at(to, offset) {
+            let (device, offset) =
+                (Arc::clone(&self.device), segment_start(first.segment) + range.start as u64);
+            let request = ReadRequest { device, buffer: to, len: range.len(), offset };
+            let Some(answer) = self.reads.read(request, self.answer_max) else {
+                let error = self.no_answer();
+                Counters::add(&self.counters.errors, 1);
+                self.leave_alone("read", &error);
+                return Err(Missed::Failed(error));
+            };
+            to = answer.buffer;
+            if let Err(error) = answer.outcome {
+                *buffer = Some(to);
                 self.forget(key, run);
                 self.note_read_error(&error);
                 return Err(Missed::Failed(error));
             }
         }
+        let bytes = buffer.insert(to).bytes();
         for extent in run {
-            if checksum(key, extent.page, &buffer.bytes()[bytes_in_run(run, extent)]) != extent.checksum {
+            if checksum(key, extent.page, &bytes[bytes_in_run(run, extent)]) != extent.checksum {
                 // If it was written over meanwhile, the index has it no more, and nothing is wrong.
                 let is_corrupt = lock(&self.index).remove(key, extent);
                 Counters::add(&self.counters.corrupt_extents, is_corrupt.into());
                 return Err(if is_corrupt { Missed::Corrupt } else { Missed::NotThere });
             }
         }
-        Ok(())
+        Ok(bytes)
     }
 
     fn forget(&self, key: &ContentKey, run: &[Extent]) {
@@ -345,6 +428,11 @@ impl Shared {
         if self.counters.errors.fetch_add(1, Ordering::Relaxed) + 1 >= READ_ERRORS_MAX {
             self.leave_alone("read", error);
         }
+    }
+
+    /// The device has answered a request of the writer's.
+    fn note_answer(&self) {
+        self.answers.fetch_add(1, Ordering::Relaxed);
     }
 
     fn leave_alone(&self, action: &'static str, error: &io::Error) {
@@ -428,6 +516,16 @@ struct KeptPages {
     key: ContentKey,
     page: u64,
     bytes: Vec<u8>,
+}
+
+/// Says that the writer has ended, also by a panic.
+struct EndNotice(Arc<Shared>);
+
+impl Drop for EndNotice {
+    fn drop(&mut self) {
+        lock(&self.0.orders).ended = true;
+        self.0.news.notify_all();
+    }
 }
 
 struct Writer {
@@ -532,7 +630,9 @@ impl Writer {
         }
         let kept = self.read_kept(&segment.kept);
         let bytes = &segment.buffer.bytes()[..segment.len];
-        match shared.device.write_at(bytes, segment_start(segment.segment)) {
+        let written = shared.device.write_at(bytes, segment_start(segment.segment));
+        shared.note_answer();
+        match written {
             Ok(()) => {
                 self.unsynced += 1;
                 Counters::add(&shared.counters.written_bytes, segment.len as u64);
@@ -556,6 +656,7 @@ impl Writer {
             let to = &mut buffer.bytes_mut()[..usize::from(extent.pages) * PAGE_BYTES];
             let offset = segment_start(extent.segment) + data_bytes(extent.at, 0).start as u64;
             let is_read = self.shared.device.read_at(to, offset).is_ok();
+            self.shared.note_answer();
             if is_read && checksum(key, extent.page, to) == extent.checksum {
                 read.push(KeptPages { key: *key, page: extent.page, bytes: to.to_vec() });
             }
@@ -574,7 +675,9 @@ impl Writer {
     fn sync(&mut self) {
         if self.unsynced > 0 && self.shared.trouble.get().is_none() {
             self.unsynced = 0;
-            if let Err(error) = self.shared.device.sync() {
+            let synced = self.shared.device.sync();
+            self.shared.note_answer();
+            if let Err(error) = synced {
                 Counters::add(&self.shared.counters.errors, 1);
                 self.shared.leave_alone("sync", &error);
             }

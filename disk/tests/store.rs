@@ -7,6 +7,7 @@ mod common;
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -85,6 +86,21 @@ fn a_flush_and_the_end_of_a_full_store_write_two_segments_at_most() {
         }
         assert!(read_checked(&store, extents + turn as u64, 0, EXTENT as u32));
     }
+}
+
+/// 1 A process replaces another, which writes and syncs for longer than 2 seconds before it ends. 2 The new one found
+/// the folder in use and ended too, so none was left.
+#[test]
+fn a_store_whose_process_takes_long_to_end_is_waited_for_if_the_options_say_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = DiskOptions::new(folder.path(), 16 << 20);
+    let first = DiskStore::open(&options).unwrap();
+    let end = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(2500));
+        drop(first);
+    });
+    DiskStore::open(&options.in_use_max(LONG)).unwrap();
+    end.join().unwrap();
 }
 
 #[test]
@@ -244,6 +260,7 @@ fn a_size_that_cannot_be_is_refused_in_words() {
     for bytes in [0, (16 << 20) - 1, u64::MAX] {
         let error = DiskStore::open(&DiskOptions::new("/nowhere", bytes)).unwrap_err();
         assert!(matches!(error, DiskError::Size { .. }), "{error}");
+        assert!(error.to_string().contains("give it 16 MiB or more, and 64 TiB at most"), "{error}");
     }
 }
 
@@ -335,4 +352,99 @@ fn a_content_of_any_key_and_page_number_is_taken() {
         assert!(store.has(&ContentKey([0xff; 32]), page, 1));
     }
     assert!(!store.has(&ContentKey([0xff; 32]), u64::MAX, u32::MAX));
+}
+
+const LONG: Duration = Duration::from_secs(60);
+/// How long stores wait for a disk that hangs. One that is well may take longer on a busy machine, so stores are filled
+/// with the default.
+const ANSWER_MAX: Duration = Duration::from_millis(100);
+
+/// What `call` returns, on a thread of its own. `None`: it does not return.
+fn returned<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || sender.send(call()));
+    receiver.recv_timeout(LONG).ok()
+}
+
+/// 1 A disk stops to answer, without an error. 2 A page on it is read. 3 The reader waits for the disk for ever, while
+/// the store behind has the page.
+#[test]
+fn a_disk_that_does_not_answer_is_left_alone_and_its_late_answer_is_ignored() {
+    let options = Disk::options(16);
+    let disk = Disk::of(&options);
+    let store = disk.open(&options);
+    put(&store, 1, 0, 40);
+    store.flush();
+    assert!(read_checked(&store, 1, 0, 40), "the disk is well");
+    drop(store);
+    let store = Arc::new(disk.open(&options.clone().answer_max(ANSWER_MAX)));
+    disk.hold_reads(true);
+    let readers = (0..20).map(|_| {
+        let store = Arc::clone(&store);
+        thread::spawn(move || {
+            let mut given = 0;
+            let answer = store.read(&key(1), 0, 40, &mut |_, bytes| given += bytes.len());
+            (answer, given)
+        })
+    });
+    let readers: Vec<_> = readers.collect();
+    let answers = returned(|| readers.into_iter().map(|reader| reader.join().unwrap()).collect::<Vec<_>>());
+    for (answer, given) in answers.expect("reads of a disk that hangs return") {
+        assert!(matches!(answer, Err(Missed::Failed(_) | Missed::NotThere)), "{answer:?}");
+        assert_eq!(given, 0);
+    }
+    let trouble = store.trouble().expect("the disk is left alone").to_string();
+    assert!(trouble.contains("failed to read: no answer"), "{trouble}");
+    assert_eq!((store.has(&key(1), 0, 1), put(&store, 2, 0, 1)), (false, 0));
+    disk.hold_reads(false);
+    assert!(matches!(store.read(&key(1), 0, 1, &mut |_, _| unreachable!()), Err(Missed::NotThere)));
+    assert!(returned(move || drop(store)).is_some());
+    assert!(read_checked(&disk.open(&options), 1, 0, 40), "after a restart");
+}
+
+/// 1 A disk stops to answer writes, and is asked for no page. 2 Pages that arrive are put. 3 The disk was said to be
+/// well, and each page that arrived was kept in mind for it, until the end of the store.
+#[test]
+fn a_disk_that_does_not_answer_writes_is_left_alone_by_the_puts_that_it_refuses() {
+    let options = Disk::options(16);
+    let disk = Disk::of(&options);
+    drop(disk.open(&options)); // its first page is written
+    let store = Arc::new(disk.open(&options.answer_max(ANSWER_MAX)));
+    disk.hold(true);
+    let putting = Arc::clone(&store);
+    let trouble = returned(move || {
+        (0..).find_map(|of| {
+            put(&putting, of, 0, EXTENT);
+            thread::sleep(Duration::from_millis(1));
+            putting.trouble().map(ToString::to_string)
+        })
+    });
+    let trouble = trouble.flatten().expect("the disk is left alone");
+    assert!(trouble.contains("failed to write: no answer"), "{trouble}");
+    assert!(!store.has(&key(0), 0, 1));
+    assert!(returned(move || drop(store)).is_some(), "a store ends without its disk");
+    disk.hold(false);
+}
+
+/// 1 A disk stops to answer a write. 2 The store is dropped. 3 The end waits for the writer, which waits for the disk.
+#[test]
+fn the_end_of_a_store_does_not_wait_for_a_disk_that_does_not_answer() {
+    let options = Disk::options(16);
+    for reads_hang in [false, true] {
+        let disk = Disk::of(&options);
+        let store = disk.open(&options);
+        put(&store, 1, 0, 40);
+        drop(store);
+        let store = disk.open(&options.clone().answer_max(ANSWER_MAX));
+        disk.hold(true);
+        disk.hold_reads(reads_hang);
+        put(&store, 2, 0, 40);
+        if reads_hang {
+            assert!(returned(move || store.read(&key(1), 0, 1, &mut |_, _| ()).is_err()).is_some());
+        } else {
+            assert!(returned(move || drop(store)).is_some(), "a store ends without its disk");
+        }
+        disk.hold(false);
+        disk.hold_reads(false);
+    }
 }

@@ -62,26 +62,29 @@ impl fmt::Display for SizeError {
 
 impl std::error::Error for SizeError {}
 
+/// The largest unit of which `bytes` are a whole number: its name, and its bytes.
+fn largest_unit(bytes: u64) -> Option<(&'static str, u64)> {
+    const UNITS: [(&str, u64); 8] = [
+        ("T", 1 << 40),
+        ("TB", 1_000_000_000_000),
+        ("G", 1 << 30),
+        ("GB", 1_000_000_000),
+        ("M", 1 << 20),
+        ("MB", 1_000_000),
+        ("K", 1 << 10),
+        ("KB", 1_000),
+    ];
+    UNITS.into_iter().find(|(_, unit)| bytes > 0 && bytes.is_multiple_of(*unit))
+}
+
 impl fmt::Display for Size {
     /// As it may be typed: in the largest unit of which it is a whole number.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const UNITS: [(&str, u64); 8] = [
-            ("T", 1 << 40),
-            ("TB", 1_000_000_000_000),
-            ("G", 1 << 30),
-            ("GB", 1_000_000_000),
-            ("M", 1 << 20),
-            ("MB", 1_000_000),
-            ("K", 1 << 10),
-            ("KB", 1_000),
-        ];
         match *self {
-            Self::Bytes(bytes) => {
-                match UNITS.into_iter().find(|(_, unit)| bytes > 0 && bytes.is_multiple_of(*unit)) {
-                    Some((name, unit)) => write!(f, "{}{name}", bytes / unit),
-                    None => write!(f, "{bytes}"),
-                }
-            }
+            Self::Bytes(bytes) => match largest_unit(bytes) {
+                Some((name, unit)) => write!(f, "{}{name}", bytes / unit),
+                None => write!(f, "{bytes}"),
+            },
             Self::Millionths(share) => write!(f, "{}%", f64::from(share) / 1e4),
         }
     }
@@ -112,6 +115,27 @@ impl Size {
         match self {
             Self::Bytes(bytes) => bytes,
             Self::Millionths(share) => (u128::from(machine_bytes) * u128::from(share) / 1_000_000) as u64,
+        }
+    }
+
+    /// `bytes` as it may be typed in place of this, rounded down: in MB if this is in powers of 1000, else in M.
+    pub fn rounded_down(self, bytes: u64) -> String {
+        let (name, unit) = self.megabytes();
+        format!("{}{name}", bytes / unit)
+    }
+
+    /// `bytes` as it may be typed in place of this, rounded up: in MB if this is in powers of 1000, else in M.
+    pub fn rounded_up(self, bytes: u64) -> String {
+        let (name, unit) = self.megabytes();
+        format!("{}{name}", bytes.div_ceil(unit))
+    }
+
+    fn megabytes(self) -> (&'static str, u64) {
+        match self {
+            Self::Bytes(bytes) if largest_unit(bytes).is_some_and(|(name, _)| name.ends_with('B')) => {
+                ("MB", 1_000_000)
+            }
+            _ => ("M", 1 << 20),
         }
     }
 }
@@ -206,6 +230,22 @@ mod tests {
         for (text, expected) in cases {
             assert_eq!(bytes(text), Ok(expected), "{text}");
         }
+    }
+
+    #[test]
+    fn other_amounts_are_shown_in_the_units_of_a_size() {
+        let shown = |text: &str, bytes| {
+            let size = text.parse::<Size>().expect(text);
+            (size.rounded_down(bytes), size.rounded_up(bytes))
+        };
+        let expected = |down: &str, up: &str| (down.to_owned(), up.to_owned());
+        for text in ["64M", "1.5G", "2T", "17", "0", "25%"] {
+            assert_eq!(shown(text, (1 << 30) + 1), expected("1024M", "1025M"), "{text}");
+        }
+        for text in ["64MB", "1.5GB", "2TB", "3KB"] {
+            assert_eq!(shown(text, 2_000_000_001), expected("2000MB", "2001MB"), "{text}");
+        }
+        assert_eq!(shown("64MB", 64_000_000), expected("64MB", "64MB"));
     }
 
     #[test]

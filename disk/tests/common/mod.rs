@@ -64,6 +64,7 @@ struct State {
     pub reads_fail: AtomicBool,
     pub writes_fail: AtomicBool,
     holds: (Mutex<bool>, Condvar),
+    reads_held: (Mutex<bool>, Condvar),
 }
 
 const SECTOR: usize = 512;
@@ -77,6 +78,7 @@ impl Disk {
             reads_fail: AtomicBool::new(false),
             writes_fail: AtomicBool::new(false),
             holds: Default::default(),
+            reads_held: Default::default(),
         }))
     }
     pub fn of(options: &DiskOptions) -> Self {
@@ -97,6 +99,10 @@ impl Disk {
     pub fn hold(&self, hold: bool) {
         *self.0.holds.0.lock().unwrap() = hold;
         self.0.holds.1.notify_all();
+    }
+    pub fn hold_reads(&self, hold: bool) {
+        *self.0.reads_held.0.lock().unwrap() = hold;
+        self.0.reads_held.1.notify_all();
     }
     /// From now on so many writes reach the device; of the last a part. The rest vanishes without an error.
     pub fn cut_after(&self, writes: u64) {
@@ -129,6 +135,8 @@ impl Device for Disk {
         if self.0.reads_fail.load(Ordering::Relaxed) {
             return Err(io::Error::other("a bad sector"));
         }
+        let held = self.0.reads_held.0.lock().unwrap();
+        drop(self.0.reads_held.1.wait_while(held, |holds| *holds).unwrap());
         let bytes = self.0.bytes.lock().unwrap();
         buffer.copy_from_slice(&bytes[offset as usize..][..buffer.len()]);
         Ok(())

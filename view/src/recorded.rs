@@ -163,7 +163,18 @@ fn meanings() -> String {
     numbers!(text, Validation { Kernel, Leased, CheckTimes, Immutable, OwnerLate });
     numbers!(
         text,
-        Counter { Reads, Bytes, Asked, Misses, Files, KernelReads, KernelBytes, FirstReason, FirstPatching }
+        Counter {
+            Reads,
+            Bytes,
+            Asked,
+            Misses,
+            Files,
+            KernelReads,
+            KernelBytes,
+            FirstReason,
+            FirstPatching,
+            Execs
+        }
     );
     numbers!(text, Patching { Patched, NoPlan, OtherLibrary, Interposed, Threads, TooFar, Denied });
     numbers!(

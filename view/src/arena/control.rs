@@ -607,6 +607,10 @@ pub enum Counter {
     FirstReason = 8,
     /// The first of the outcomes of patching the C library; see [`Patching`].
     FirstPatching = 32,
+    /// Threads that are about to become another program, or have; see [`Viewer::begin_exec`].
+    ///
+    /// [`Viewer::begin_exec`]: crate::viewer::Viewer::begin_exec
+    Execs = 40,
 }
 
 /// The outcome of patching the C library of a viewer's process; counted at [`Counter::FirstPatching`] plus this.
@@ -712,7 +716,7 @@ impl Reason {
 }
 
 const _: () = assert!(Counter::FirstReason as usize + Reason::ALL.len() <= Counter::FirstPatching as usize);
-const _: () = assert!(Counter::FirstPatching as usize + Patching::ALL.len() <= 48);
+const _: () = assert!(Counter::FirstPatching as usize + Patching::ALL.len() <= Counter::Execs as usize);
 
 #[cfg(all(test, not(quinion_model)))]
 mod tests {

@@ -381,10 +381,11 @@ impl Descriptor {
         DescriptorWord(self.word.load(Ordering::Relaxed))
     }
     /// The word as it is now, ordered after the stores before the folio got its identity: that it has no ring place
-    /// yet.
+    /// yet; and, if it is not locked, after what was done under the last lock.
     #[inline]
     pub fn settled_word(&self) -> DescriptorWord {
-        DescriptorWord(self.word.load(Ordering::Acquire)) // partner: the Release in `prepare`
+        // Acquire, partners: the Release in `prepare`, in `unlock` and in `complete`.
+        DescriptorWord(self.word.load(Ordering::Acquire))
     }
     /// The mapping whose folio this is; only for the holder of the folio or of the tree lock.
     #[inline]
@@ -1041,13 +1042,13 @@ impl Descriptor {
             return Err("a folio has more pins than holds");
         }
         if word.has(Flags::WRITEBACK) && word.holds() == 0 {
-            return Err("a folio is being written and nobody holds it");
+            return Err("a folio is being written and no thread holds it");
         }
         if word.has(Flags::WRITEBACK) && !word.has(Flags::UPTODATE) {
             return Err("a folio is being written whose bytes are not there");
         }
         if word.has(Flags::LOCKED) && word.holds() == 0 {
-            return Err("a folio is locked and nobody holds it");
+            return Err("a folio is locked and no thread holds it");
         }
         Ok(())
     }

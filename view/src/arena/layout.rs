@@ -18,8 +18,9 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"QUINION\0");
 /// pages under write-back. 4: a viewer's page names its run; the control file says when files are asked for, which are
 /// attached, and how patching ended; a record says how far it is trusted. 5: the control file counts opens. 6: it says
 /// until when leases are trusted. 7: each viewer's page is a memory file of its own, and the rest is read-only. 9: a
-/// viewer's page is as large as its content. 10: names that an owner opens may say how fresh the object is to be.
-pub const LAYOUT_VERSION: u32 = 10;
+/// viewer's page is as large as its content. 10: names that an owner opens may say how fresh the object is to be. 11: a
+/// viewer's page counts calls of `execve`.
+pub const LAYOUT_VERSION: u32 = 11;
 
 /// Where the tables of an arena lie. All offsets are in bytes from the arena's first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

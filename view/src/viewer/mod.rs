@@ -301,6 +301,19 @@ impl Viewer {
         self.page().counters[Counter::FirstReason as usize + reason as usize].fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Says that this process is about to become another program, which may not join: the owner looks some time later
+    /// whether it has, and takes back what this one had. [`Viewer::end_exec`] must follow if it has not.
+    pub fn begin_exec(&self) {
+        self.page().counters[Counter::Execs as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// This process is the same program still.
+    pub fn end_exec(&self) {
+        let execs = &self.page().counters[Counter::Execs as usize];
+        // Another page may be in its place by now.
+        let _ = execs.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| count.checked_sub(1));
+    }
+
     /// Counts the outcome of patching the process's C library. Once a process.
     pub fn count_patching(&self, outcome: Patching) {
         self.page().counters[Counter::FirstPatching as usize + outcome as usize]

@@ -53,7 +53,7 @@
 //! | reading | [`Hint`], [`Prefetch`], [`Coherence`], [`CoherenceInForce`], [`NoLease`], [`Metadata`], [`Chunks`] |
 //! | writing | [`Durability`], [`BatchWrite`], [`OnPinned`] |
 //! | waiting without a thread | [`ReadFuture`], [`PinFuture`], [`WriteFuture`], [`BatchReadFuture`], [`BlockingCall`]; `AsyncFile` with the feature `tokio` |
-//! | files in memory, and memory of virtual machines | [`MemFileOptions`], [`MemFileStats`], [`PinnedFolios`], [`PinnedFolio`], [`GuestMemory`], [`GuestSlice`], [`Image`], [`ImageStats`] |
+//! | files in memory, and memory of virtual machines | [`MemFileOptions`], [`MemFileStats`], [`PopulateSlice`], [`PinnedFolios`], [`PinnedFolio`], [`GuestMemory`], [`GuestSlice`], [`Image`], [`ImageStats`] |
 //! | what it does, in numbers | [`StatDescription`], [`Residency`], [`ResidentRanges`], [`ResidentRange`], [`PageState`], [`ReadaheadUse`], [`ReadaheadReport`], [`AccessPattern`], [`RefaultCurve`], [`MissRatioCurve`], [`SpillStats`], [`DiskStats`] |
 //! | errors | [`ErrorKind`]; all of them in [`error`] |
 //!
@@ -182,6 +182,8 @@ pub use internals::mapping::PageState;
 pub use internals::pressure::Pressure;
 #[cfg(not(quinion_model))]
 pub use internals::readahead::{AccessPattern, Hint, ReadaheadReport, ReadaheadStyle};
+#[cfg(not(quinion_model))]
+pub use internals::shmem::PopulateSlice;
 #[cfg(not(quinion_model))]
 pub use internals::spill::{SpillOptions, SpillStats};
 pub use internals::workingset::RefaultCurve;

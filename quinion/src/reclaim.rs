@@ -322,6 +322,12 @@ impl Reclaim {
         all.into_iter().find(|backend| backend.wants_leader())
     }
 
+    /// Whether fills are in flight of files of `device`, as their identities name it; all digests are of one.
+    pub fn has_fills_of(&self, device: u64) -> bool {
+        let is_its = |mapping: &Mapping| mapping.identity().shared_device() == device;
+        self.mappings.read().values().any(|mapping| mapping.has_fills() && is_its(mapping))
+    }
+
     /// The backend of some file, if there is one: for a caller that may have to reap completions that others wait for.
     pub fn some_backend(&self) -> Option<Arc<dyn Backend>> {
         let mappings = self.mappings.read();

@@ -397,3 +397,155 @@ fn a_lost_an_old_and_an_invented_byte_are_found() {
     assert!(checker.check(4, &with(&[(3, 3)], 600)).is_err(), "from the future");
     assert!(checker.check(9, &with(&[], 599)).is_err() && checker.check(9, &with(&[], 701)).is_err());
 }
+
+// ---- files that were closed, and forgotten ------------------------------------------------------------------
+
+/// How a file comes to differ from its durable state before it is closed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Change {
+    Written,
+    WrittenUncached,
+    Cut,
+    Punched,
+    Emptied,
+}
+
+struct ClosedFile {
+    disk: Arc<CrashDisk>,
+    device: Arc<SimulatedBackend>,
+}
+
+impl ClosedFile {
+    /// A file of six pages that was changed by a handle of `cache`, which was closed.
+    fn new(cache: &Cache, change: Change) -> Self {
+        let disk = Arc::new(CrashDisk::new(content(0, 0, 6 * PAGE)));
+        let device = Arc::new(SimulatedBackend::of_crash_disk(Arc::clone(&disk), Faults::default()));
+        let options = *OpenOptions::new().write(true).truncate(change == Change::Emptied);
+        let file = cache.open_backend_with(Arc::clone(&device) as _, &options).unwrap();
+        match change {
+            Change::Written => drop(file.write_at(&content(1, 0, 2 * PAGE), 0).unwrap()),
+            Change::WrittenUncached => {
+                let uncached = WriteOptions::new().uncached(true);
+                assert_eq!(file.write_at_with(&content(1, 0, 2 * PAGE), 0, uncached).unwrap(), 2 * PAGE);
+            }
+            Change::Cut => file.set_len(PAGE as u64 + 5).unwrap(),
+            Change::Punched => file.punch_hole(0, PAGE as u64).unwrap(),
+            Change::Emptied => assert!(file.is_empty()),
+        }
+        // Flushed, and not durable: only so may it be forgotten.
+        file.write_back().unwrap();
+        let begun = std::time::Instant::now();
+        while cache.stats().dirty_pages + cache.stats().writeback_pages > 0 {
+            assert!(begun.elapsed() < std::time::Duration::from_secs(60), "{:?}", cache.stats());
+            std::thread::yield_now();
+        }
+        Self { disk, device }
+    }
+
+    /// Whether a crash now leaves the file as it is.
+    fn is_durable(&self) -> bool {
+        let (log, now) = (self.disk.log(), self.disk.content());
+        (0..20).all(|seed| log.state(log.len(), seed) == now)
+    }
+}
+
+/// More files than may stay known were changed and closed. The cache forgot those that were flushed, and did not sync
+/// them any more.
+#[test]
+fn a_sync_of_the_cache_covers_files_that_were_closed_and_forgotten() {
+    use Change::{Cut, Emptied, Punched, Written, WrittenUncached};
+    for change in [Written, WrittenUncached, Cut, Punched, Emptied] {
+        for idle_files_max in [0, 3, 1024] {
+            let builder = Cache::builder().memory(Cache::MEMORY_MIN).idle_files_max(idle_files_max);
+            let cache = builder.build().unwrap();
+            let files: Vec<_> = (0..10).map(|_| ClosedFile::new(&cache, change)).collect();
+            let before = files.iter().filter(|file| !file.is_durable()).count();
+            assert!(before <= idle_files_max.max(1), "{change:?}, {idle_files_max} files: {before}");
+            cache.sync_all().unwrap();
+            let wrong = files.iter().position(|file| !file.is_durable());
+            assert_eq!(wrong, None, "{change:?}, {idle_files_max} files without handles");
+            // Those that were forgotten are closed.
+            let kept = files.iter().filter(|file| Arc::strong_count(&file.device) > 1).count();
+            assert!(kept <= idle_files_max, "{change:?}, {idle_files_max} files: {kept}");
+        }
+    }
+}
+
+/// The sync at the end of a handle fails, and its pages are no longer cached: no handle is left to tell.
+#[test]
+fn a_sync_of_the_cache_tells_the_error_of_a_file_that_was_forgotten() {
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).idle_files_max(0).build().unwrap();
+    let disk = Arc::new(CrashDisk::new(content(0, 0, PAGE)));
+    let device = SimulatedBackend::of_crash_disk(Arc::clone(&disk), Faults::default());
+    let device =
+        Arc::new(device.with_write_faults(WriteFaults { sync_errors: 1000, ..WriteFaults::default() }));
+    let file = cache.open_backend_with(Arc::clone(&device) as _, OpenOptions::new().write(true)).unwrap();
+    let uncached = WriteOptions::new().uncached(true);
+    file.write_at_with(&content(1, 0, PAGE), 0, uncached).unwrap();
+    file.write_back().unwrap();
+    while cache.stats().dirty_pages + cache.stats().writeback_pages > 0 {
+        std::thread::yield_now();
+    }
+    file.dont_need(0, PAGE as u64).unwrap();
+    drop(file);
+    let error = cache.sync_all().unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EIO), "{error}");
+    device.mend();
+    cache.sync_all().unwrap();
+    cache.check().unwrap();
+}
+
+/// A sync of the file covers its cut: the end of its last handle has nothing to sync, and does not keep the file.
+#[test]
+fn a_file_that_was_cut_and_synced_is_closed_without_another_sync() {
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).idle_files_max(0).build().unwrap();
+    let disk = Arc::new(CrashDisk::new(content(0, 0, 6 * PAGE)));
+    let device = Arc::new(SimulatedBackend::of_crash_disk(Arc::clone(&disk), Faults::default()));
+    let options = *OpenOptions::new().write(true).truncate(true);
+    let file = cache.open_backend_with(Arc::clone(&device) as _, &options).unwrap();
+    file.write_all_at(&content(1, 0, PAGE), 0).unwrap();
+    file.sync_all().unwrap();
+    let syncs = device.syncs();
+    drop(file);
+    // Write-back has it in a list until it looks there.
+    let begun = std::time::Instant::now();
+    while Arc::strong_count(&device) > 1 {
+        assert!(begun.elapsed() < std::time::Duration::from_secs(60), "it is kept");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    assert_eq!(device.syncs(), syncs);
+}
+
+/// Files whose device refuses each sync are the oldest. They were synced in vain at the end of each handle, and those
+/// behind them never.
+#[test]
+fn files_that_cannot_be_synced_hold_up_no_others() {
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).idle_files_max(4).build().unwrap();
+    let faults = WriteFaults { sync_errors: 1000, ..WriteFaults::default() };
+    for _ in 0..100 {
+        let disk = Arc::new(CrashDisk::new(content(0, 0, 2 * PAGE)));
+        let device = SimulatedBackend::of_crash_disk(disk, Faults::default()).with_write_faults(faults);
+        let file = cache.open_backend_with(Arc::new(device), OpenOptions::new().write(true)).unwrap();
+        file.set_len(5).unwrap();
+    }
+    let files: Vec<_> = (0..100).map(|_| ClosedFile::new(&cache, Change::Cut)).collect();
+    let kept = files.iter().filter(|file| Arc::strong_count(&file.device) > 1).count();
+    assert!(kept <= 4, "{kept}");
+    assert!(cache.sync_all().is_err(), "it tells of one of the first");
+    assert!(files.iter().all(ClosedFile::is_durable));
+}
+
+/// Files of one device wait for a sync in any number; closed files of another stay cached all the same.
+#[test]
+fn files_that_wait_for_a_sync_take_no_places_of_those_that_do_not() {
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).idle_files_max(8).build().unwrap();
+    let files: Vec<_> = (0..8).map(|_| ClosedFile::new(&cache, Change::Cut)).collect();
+    let disk = Arc::new(CrashDisk::new(content(3, 0, 4 * PAGE)));
+    let device = Arc::new(SimulatedBackend::of_crash_disk(disk, Faults::default()));
+    for _ in 0..2 {
+        let file = cache.open_backend(Arc::clone(&device) as _).unwrap();
+        file.read_exact_at(&mut [0; 4 * PAGE], 0).unwrap();
+    }
+    assert_eq!(device.reads(), 1);
+    drop(files);
+}

@@ -226,7 +226,7 @@ impl Backend for Slow {
 /// 1. A file is made longer, and its new end is on its way to the device.
 /// 2. A second handle opens it, and asks the device how long it is: as long as before.
 /// 3. The flush ends: its pages are clean.
-/// 4. He who opened it keeps what is dirty, which is nothing, and takes the file for as long as he was told.
+/// 4. The second handle keeps what is dirty, which is nothing, and takes the file for as long as the device said.
 #[test]
 fn a_file_that_grows_while_it_is_opened_keeps_its_new_end() {
     let disk = Arc::new(CrashDisk::new(vec![1; 3 * PAGE]));

@@ -195,17 +195,22 @@ fn files_of_every_end_in_memory_where_there_is_such_a_folder() {
     check_files(folder.path());
 }
 
-#[test]
-fn files_under_an_overlay_where_one_can_be_mounted() {
-    let folder = folder();
-    let [lower, upper, work, merged] =
-        ["lower", "upper", "work", "merged"].map(|name| folder.path().join(name));
+/// Mounts an empty overlay: its lower folder, and the mount.
+fn overlay(folder: &Path) -> Result<(PathBuf, Mount), String> {
+    let [lower, upper, work, merged] = ["lower", "upper", "work", "merged"].map(|name| folder.join(name));
     for made in [&lower, &upper, &work] {
         fs::create_dir(made).unwrap();
     }
     let [under, over, beside] = [&lower, &upper, &work].map(|path| path.display());
     let options = format!("lowerdir={under},upperdir={over},workdir={beside}");
-    let mounted = match Mount::new(&["-t", "overlay", "overlay", "-o", &options], &merged) {
+    let mounted = Mount::new(&["-t", "overlay", "overlay", "-o", &options], &merged)?;
+    Ok((lower, mounted))
+}
+
+#[test]
+fn files_under_an_overlay_where_one_can_be_mounted() {
+    let folder = folder();
+    let (lower, mounted) = match overlay(folder.path()) {
         Ok(mounted) => mounted,
         Err(why) => return or_skipped("overlay", Err(why)),
     };
@@ -222,6 +227,84 @@ fn files_under_an_overlay_where_one_can_be_mounted() {
         cache.check().unwrap();
     }
     check_files(&mounted.0);
+}
+
+/// 1. A handle reads a file of an overlay's lower folder.
+/// 2. Another handle of the cache is opened for writing: the kernel copies the file to the upper folder, where it is
+///    born again. The cache takes it for another file.
+/// 3. The second handle writes. The first reads the bytes from before, which are cached, for as long as they are.
+#[test]
+fn a_file_of_an_overlay_is_one_file_when_it_was_copied_up() {
+    let folder = folder();
+    let (lower, mounted) = match overlay(folder.path()) {
+        Ok(mounted) => mounted,
+        Err(why) => return or_skipped("copies in an overlay", Err(why)),
+    };
+    let size = 3 * PAGE as usize;
+    for name in ["ring", "threads"] {
+        fs::write(lower.join(name), vec![1; size]).unwrap();
+    }
+    for (mechanism, name) in MECHANISMS.into_iter().zip(["ring", "threads"]) {
+        let (cache, path) = (cache(mechanism), mounted.0.join(name));
+        let (reader, mut found) = (cache.open(&path).unwrap(), vec![0; size]);
+        reader.read_exact_at(&mut found, 0).unwrap();
+        let writer = cache.open_with(&path, quinion::OpenOptions::new().write(true)).unwrap();
+        let mut right = vec![1; size];
+        for at in [PAGE as usize, 0] {
+            right[at..at + 100].fill(2);
+            writer.write_all_at(&right[at..at + 100], at as u64).unwrap();
+            reader.read_exact_at(&mut found, 0).unwrap();
+            assert!(found == right, "{name}, byte {at} is {}", found[at]);
+            writer.sync_all().unwrap();
+            reader.dont_need(0, u64::MAX >> 12).unwrap();
+            reader.read_exact_at(&mut found, 0).unwrap();
+            assert!(found == right, "{name}, byte {at} is {} when it was synced", found[at]);
+        }
+        cache.check().unwrap();
+    }
+}
+
+/// 1. Two names of one file of an overlay's lower folder are opened, which have one inode number.
+/// 2. Another program writes to the first: now it is a copy, for handles from before as well.
+/// 3. What was opened reads its own file's bytes, whichever handle's descriptor the cache reads by.
+///
+/// So reading by a handle is refused; a handle for writing is one of the copy, which no other name shares.
+#[test]
+fn two_names_of_one_file_of_an_overlay_do_not_share_their_pages() {
+    let folder = folder();
+    let (lower, mounted) = match overlay(folder.path()) {
+        Ok(mounted) => mounted,
+        Err(why) => return or_skipped("names in an overlay", Err(why)),
+    };
+    for (mechanism, name) in MECHANISMS.into_iter().zip(["ring", "threads"]) {
+        let names = ["first", "second"].map(|which| format!("{name}-{which}"));
+        fs::write(lower.join(&names[0]), vec![1; PAGE as usize]).unwrap();
+        fs::hard_link(lower.join(&names[0]), lower.join(&names[1])).unwrap();
+        let (cache, paths) = (cache(mechanism), names.map(|name| mounted.0.join(name)));
+        let opened = paths.each_ref().map(|path| cache.open(path));
+        OpenOptions::new().write(true).open(&paths[0]).unwrap().write_all(&[2; 100]).unwrap();
+        for (file, path) in opened.iter().zip(&paths) {
+            let Ok(file) = file else { continue };
+            let mut found = vec![0; PAGE as usize];
+            file.read_exact_at(&mut found, 0).unwrap();
+            assert!(found == fs::read(path).unwrap(), "{} begins with {}", path.display(), found[0]);
+        }
+        for refused in opened {
+            let why = refused.expect_err("a handle of one of two names").to_string();
+            assert!(why.contains("one of 2 names of a file of overlayfs"), "{why}");
+        }
+        let writer = cache.open_with(&paths[1], quinion::OpenOptions::new().write(true)).unwrap();
+        writer.write_all_at(&[3; 10], 0).unwrap();
+        writer.sync_all().unwrap();
+        let mut found = vec![0; PAGE as usize];
+        writer.read_exact_at(&mut found, 0).unwrap();
+        assert_eq!(
+            (found[..11].to_vec(), found[PAGE as usize - 1]),
+            ([[3; 10].to_vec(), vec![1]].concat(), 1)
+        );
+        assert_eq!(fs::read(&paths[1]).unwrap(), found);
+        cache.check().unwrap();
+    }
 }
 
 /// A writer appends pieces of odd sizes; readers follow it to the end, by every way.

@@ -274,6 +274,28 @@ fn a_snapshot_that_changes_is_served_no_further() {
     }
 }
 
+/// 1. An image has byte 3 MiB of its snapshot.
+/// 2. Another program cuts the snapshot to 2 MiB.
+/// 3. A thread reads byte 2.5 MiB of the image. The fill finds that the file ends, which becomes the mapping's size.
+/// 4. The thread reads byte 3 MiB: of a resident range, and it was told that the snapshot ends there.
+#[test]
+fn resident_bytes_of_a_snapshot_that_is_cut_are_read_on() {
+    let (_folder, path) = snapshot(4 * MIB);
+    let cache = cache(64 * MIB);
+    let image = Image::from_snapshot(&cache, &path).unwrap();
+    let resident = 3 * MIB..3 * MIB + 16 * PAGE;
+    image.ensure(resident.clone()).unwrap();
+    Plain::options().write(true).open(&path).unwrap().set_len(2 * MIB).unwrap();
+    let mut buffer = vec![0; 16 * PAGE as usize];
+    let error = image.read_at(&mut buffer[..1], 5 * MIB / 2).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Changed, "{error}");
+    image.ensure(resident.clone()).unwrap();
+    assert_eq!(image.read_at(&mut buffer, resident.start).unwrap(), buffer.len());
+    assert!(buffer == bytes(1, resident));
+    let error = image.read_at(&mut buffer, MIB).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Changed, "{error}");
+}
+
 #[test]
 fn one_that_is_renamed_or_removed_is_served_on() {
     let (folder, path) = snapshot(4 * MIB);

@@ -50,6 +50,38 @@ fn a_range_that_will_be_needed_is_fetched_whole_without_waiting() {
 }
 
 #[test]
+fn ranges_that_will_be_needed_are_fetched_once_each_without_waiting() {
+    let (cache, device) = (exact(), Device::new(6000 * PAGE + 10));
+    let file = open(&cache, &device);
+    read(&file, &device, 100 * PAGE, 1);
+    device.hold();
+    // Many ranges; one that is there in part, one of several pieces, an empty one, and the file's end.
+    let mut ranges: Vec<_> = (0..100).map(|n| n * 50 * PAGE..(n * 50 + 1) * PAGE + 1).collect();
+    ranges.extend([5000 * PAGE..5700 * PAGE, 3 * PAGE..3 * PAGE, 5999 * PAGE..u64::MAX]);
+    let done = file.will_need_ranges(&ranges).unwrap();
+    assert_eq!((done.started_pages, done.cached_pages, done.left_pages), (200 - 1 + 700 + 2, 1, 0));
+    let again = file.will_need_ranges(&ranges).unwrap();
+    assert_eq!((again.started_pages, again.cached_pages), (0, 902), "they are on their way");
+    device.release();
+    for range in &ranges {
+        let len = range.end.min(6000 * PAGE + 10) - range.start;
+        read(&file, &device, range.start, len as usize);
+    }
+    assert!(device.times_read().iter().all(|&times| times <= 1));
+    assert_eq!(device.times_read().iter().filter(|&&times| times == 1).count(), 902);
+    // More ranges than a batch has; and no more than half of the memory.
+    let (cache, device) = (exact(), Device::new(4 * Cache::MEMORY_MIN));
+    let file = open(&cache, &device);
+    let pages = 4 * Cache::MEMORY_MIN / PAGE;
+    let ranges: Vec<_> = (0..pages).step_by(2).map(|page| page * PAGE..(page + 1) * PAGE).collect();
+    let much = file.will_need_ranges(&ranges).unwrap();
+    assert_eq!(much.started_pages + much.cached_pages + much.left_pages, pages / 2);
+    assert!(much.started_pages <= Cache::MEMORY_MIN / PAGE / 2 && much.started_pages > 0, "{much:?}");
+    assert_eq!(cache.stats().evicted_pages, 0, "it evicts nothing of its own");
+    cache.check().unwrap();
+}
+
+#[test]
 fn will_need_ends_with_the_file_and_takes_no_more_than_half_the_memory() {
     let (cache, device) = (exact(), Device::new(4 * Cache::MEMORY_MIN + 100));
     let file = open(&cache, &device);

@@ -466,6 +466,37 @@ fn a_need_of_memory_that_a_hung_look_has_is_told() {
     other.read_exact_at(&mut [0; PAGE], 0).unwrap();
 }
 
+/// A file system that answers no look has more dirty pages than the ceiling allows, and none of them is under way. Its
+/// writer is refused, and one of another device is not.
+#[test]
+fn a_writer_is_not_refused_for_the_pages_of_a_device_whose_looks_hang() {
+    const PIECE: usize = 256 << 10;
+    let options = WritebackOptions::new().background_share(5).throttle_share(10);
+    let options = options.wait_max(Duration::from_millis(100));
+    let cache = Cache::builder().memory(64 << 20).writeback(options).build().unwrap();
+    let write = OpenOptions::new().write(true).to_owned();
+    let device = HangingLooks::new(memory(8192), 1000);
+    let file = cache.open_backend_with(Arc::clone(&device) as _, &write).unwrap();
+    let healthy = cache.open_backend_with(Arc::new(memory(1000)), &write).unwrap();
+    device.hang();
+    let (mut pieces, mut refused, mut throttled) = (0, None, 0);
+    let write = || {
+        while file.write_all_at(&[8; PIECE], (pieces * PIECE) as u64).is_ok() {
+            pieces += 1;
+        }
+        let before = cache.stats().throttled_us;
+        let mut pages = (0..1000).map(|page| healthy.write_all_at(&[9; PAGE], page * PAGE as u64));
+        refused = pages.find_map(Result::err);
+        throttled = cache.stats().throttled_us - before;
+    };
+    assert!(ends_within(6 * BOUND, write, || device.answer()), "a writer waits for ever");
+    assert!(refused.is_none(), "{refused:?}");
+    assert_eq!(throttled, 0, "microseconds of a writer that has not a tenth of memory dirty");
+    assert!(pieces * PIECE > (64 << 20) / 6, "{pieces} pieces are dirty");
+    file.sync_data().unwrap();
+    device.inner.change(|bytes| assert!(bytes[..pieces * PIECE].iter().all(|byte| *byte == 8)));
+}
+
 /// 1 A file's pages are dirty, and its file system answers no look.
 /// 2 All other memory, or all of a pool, is pinned. The first need that fails waits for the look; those after it say so
 ///   at once, though the look still hangs.

@@ -371,7 +371,7 @@ fn a_mappings_second_store_is_read_without_a_lease() {
 /// 1. A file is read under a lease, and closed: the lease and the descriptor are gone.
 /// 2. A process maps it, and stores to a page that was cached, which moves its times; they settle.
 /// 3. It is read while it is mapped, which is without a lease, and closed.
-/// 4. He stores to that page again, which moves no times, and unmaps it.
+/// 4. The process stores to that page again, which moves no times, and unmaps it.
 /// 5. It is read under a lease again.
 #[test]
 fn a_mappings_store_after_the_lease_ended_is_never_read_stale() {
@@ -396,7 +396,7 @@ fn a_mappings_store_after_the_lease_ended_is_never_read_stale() {
             // SAFETY: inside the mapping, which is used here only.
             let store = |byte: u8| unsafe { map.cast::<u8>().write_volatile(byte) };
             if round % 2 == 0 {
-                // It is read before he stores, too, and parked as what it was.
+                // It is read before the store, too, and parked as what it was.
                 assert_eq!(read_by(&cache, &path, Coherence::Lease).0[0], first);
             }
             store(101);

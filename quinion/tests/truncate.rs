@@ -36,13 +36,17 @@ fn content(len: usize) -> Vec<u8> {
 /// A file in memory whose cuts and holes fail while it says so.
 #[derive(Debug)]
 struct Refusing {
-    file: MemoryFile,
+    file: Arc<MemoryFile>,
     refuses: AtomicBool,
 }
 
 impl Refusing {
     fn new(bytes: Vec<u8>) -> Arc<Self> {
-        Arc::new(Self { file: MemoryFile::new(bytes), refuses: AtomicBool::new(false) })
+        Arc::new(Self { file: Arc::new(MemoryFile::new(bytes)), refuses: AtomicBool::new(false) })
+    }
+    /// Another backend of the same file.
+    fn beside(&self, refuses: bool) -> Arc<Self> {
+        Arc::new(Self { file: Arc::clone(&self.file), refuses: AtomicBool::new(refuses) })
     }
     fn refuse(&self, refuses: bool) {
         self.refuses.store(refuses, Ordering::Relaxed);
@@ -84,7 +88,7 @@ impl Backend for Refusing {
     }
     fn set_size(&self, bytes: u64) -> io::Result<()> {
         self.refusal()?;
-        Backend::set_size(&self.file, bytes)
+        Backend::set_size(&*self.file, bytes)
     }
     fn punch(&self, range: Range<u64>) -> io::Result<()> {
         self.refusal()?;
@@ -333,6 +337,44 @@ fn a_hole_that_fails_leaves_the_bytes_written_around_it() {
         assert!(is == was || is == 0 && hole.contains(&at), "byte {at} is {is} and was {was}");
     }
     pair.twin = found;
+    pair.check();
+}
+
+/// 1. A clean page of a file has as many pins as a page may have.
+/// 2. A thread punches a hole from inside the page before it to inside that page.
+/// 3. The thread zeroes the end of the first page, is refused at the second, and does not ask the device.
+/// 4. The first page reads as zeros as long as it is cached, and later as the device has it.
+#[test]
+fn a_hole_that_finds_a_page_with_all_its_pins_leaves_no_zeros_in_clean_pages() {
+    for hole in [PAGE + 100..2 * PAGE + 100, 100..2 * PAGE + 100] {
+        let cache = Cache::builder().memory(1 << 30).folio_order_max(0).build().unwrap();
+        let pair = Pair::with(cache, 4 * PAGE, OnPinned::Detach);
+        pair.warm();
+        let pins: Vec<_> = std::iter::from_fn(|| pair.file.pin(2 * PAGE as u64, 1).ok()).collect();
+        assert!(pins.len() > 1 << 15);
+        let error = pair.file.punch_hole(hole.start as u64, hole.len() as u64).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NoMemory, "{error}");
+        pair.reads_as_twin();
+        drop(pins);
+        pair.check();
+    }
+}
+
+/// 1. A folio that must not be smaller is dirty in part.
+/// 2. A thread punches a part of another page of it. The thread zeroes that; the device refuses.
+/// 3. The page is clean and zero, and cannot leave without the dirty one: no later look finds that it differs.
+#[test]
+fn a_hole_that_fails_in_a_smallest_folio_is_forgotten_by_the_next_open() {
+    let cache = Cache::builder().memory(64 << 20).folio_order_min(3).build().unwrap();
+    let mut pair = Pair::with(cache, 16 * PAGE, OnPinned::Detach);
+    pair.warm();
+    pair.write(5 * PAGE + 100, &[3; 9]);
+    pair.device.refuse(true);
+    assert_eq!(pair.file.punch_hole(PAGE as u64 + 50, 100).unwrap_err().kind(), ErrorKind::NoSpace);
+    pair.device.refuse(false);
+    let again = pair.cache.open_backend(Arc::clone(&pair.device) as Arc<dyn Backend>).unwrap();
+    pair.reads_as_twin();
+    drop(again);
     pair.check();
 }
 
@@ -979,4 +1021,169 @@ proptest! {
     fn so_it_is_in_folios_that_are_never_small(ops in proptest::collection::vec(op(), 1..20)) {
         run(&ops, 2);
     }
+}
+
+// ---- an open that empties -------------------------------------------------------------------------------------
+
+/// 1 A opens a file to read, or no thread does. 2 B opens it to write and to empty it, and its device refuses that: the
+/// open fails. 3 C opens it to write. The file's writer was B's backend, as the failed open had left it.
+#[test]
+fn a_backend_whose_open_failed_is_not_kept() {
+    let emptying = *OpenOptions::new().write(true).truncate(true);
+    for reads_before in [false, true] {
+        let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
+        let first = Refusing::new(content(3 * PAGE));
+        let reader = reads_before.then(|| cache.open_backend(Arc::clone(&first) as _).unwrap());
+        let refusing = first.beside(true);
+        let error = cache.open_backend_with(Arc::clone(&refusing) as _, &emptying).unwrap_err();
+        assert_eq!((error.kind(), error.raw_os_error()), (ErrorKind::NoSpace, Some(28)), "{error}");
+        assert_eq!(Arc::strong_count(&refusing), 1, "a reader before: {reads_before}");
+        assert_eq!(first.now(), content(3 * PAGE), "a refused cut changes nothing");
+        let second = first.beside(false);
+        let writer =
+            cache.open_backend_with(Arc::clone(&second) as _, OpenOptions::new().write(true)).unwrap();
+        writer.write_all_at(b"bytes of C", 5).unwrap();
+        writer.sync_data().unwrap();
+        let mut expected = content(3 * PAGE);
+        expected[5..15].copy_from_slice(b"bytes of C");
+        assert_eq!(first.now(), expected);
+        for file in reader.iter().chain([&writer]) {
+            let mut read = vec![0; 3 * PAGE];
+            file.read_exact_at(&mut read, 0).unwrap();
+            assert_eq!(read, expected);
+        }
+    }
+}
+
+/// With a reader, and without, and with pages that another writer has not written back.
+#[test]
+fn an_open_that_empties_leaves_nothing_of_the_file_for_any_handle() {
+    let writing = *OpenOptions::new().write(true);
+    for opened_before in [None, Some(OpenOptions::new()), Some(writing)] {
+        let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
+        let first = Refusing::new(content(3 * PAGE));
+        let before =
+            opened_before.map(|options| cache.open_backend_with(Arc::clone(&first) as _, &options).unwrap());
+        if let Some(file) = &before {
+            file.read_exact_at(&mut [0; 3 * PAGE], 0).unwrap();
+            if opened_before.unwrap() == writing {
+                file.write_all_at(&[9; PAGE], 5 * PAGE as u64).unwrap();
+            }
+        }
+        let second = first.beside(false);
+        let file = cache
+            .open_backend_with(Arc::clone(&second) as _, &*OpenOptions::new().write(true).truncate(true));
+        let file = file.unwrap();
+        assert!(first.now().is_empty());
+        file.write_all_at(b"new", 2).unwrap();
+        for file in before.iter().chain([&file]) {
+            let mut read = vec![0; 3 * PAGE];
+            assert_eq!((file.len(), file.read_at(&mut read, 0).unwrap()), (5, 5));
+            assert_eq!(read[..5], *b"\0\0new");
+        }
+        file.sync_data().unwrap();
+        assert_eq!(first.now(), b"\0\0new");
+        cache.check().unwrap();
+    }
+}
+
+/// A file of which another backend cuts it, says so, and returns when it may.
+#[derive(Debug)]
+struct SlowlyCut {
+    file: Arc<Refusing>,
+    is_cut: Barrier,
+    may_return: Barrier,
+}
+
+impl Backend for SlowlyCut {
+    fn name(&self) -> &'static str {
+        "slowly cut"
+    }
+    fn attach(&self, wait_queue: &Arc<WaitQueue>) {
+        self.file.attach(wait_queue);
+    }
+    fn attributes(&self) -> io::Result<Attributes> {
+        Backend::attributes(&*self.file)
+    }
+    fn submit(&self, fills: Vec<Fill>) {
+        self.file.submit(fills);
+    }
+    fn reap(&self, how: ReapMode, done: &mut dyn FnMut() -> bool) -> ReapOutcome {
+        self.file.reap(how, done)
+    }
+    fn can_write(&self) -> bool {
+        true
+    }
+    fn flush(&self, flushes: Vec<Flush>) {
+        self.file.flush(flushes);
+    }
+    fn sync(&self, kind: SyncKind, range: Range<u64>) -> io::Result<()> {
+        self.file.sync(kind, range)
+    }
+    fn set_size(&self, bytes: u64) -> io::Result<()> {
+        let cut = Backend::set_size(&*self.file, bytes);
+        self.is_cut.wait();
+        self.may_return.wait();
+        cut
+    }
+}
+
+/// 1 A opens a file to empty it, and the device has cut it. 2 B opens it, finds it empty, writes, and syncs. 3 A goes
+/// on. B's bytes went by a second cut, for which A had a reason: the mapping that B had made has bytes.
+#[test]
+fn an_open_that_empties_cuts_no_byte_that_was_written_after_its_cut() {
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
+    let first = Refusing::new(content(3 * PAGE));
+    let (is_cut, may_return) = (Barrier::new(2), Barrier::new(2));
+    let slow = Arc::new(SlowlyCut { file: first.beside(false), is_cut, may_return });
+    let has_written = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let emptier = scope.spawn(|| {
+            let emptying = *OpenOptions::new().write(true).truncate(true);
+            cache.open_backend_with(Arc::clone(&slow) as _, &emptying).unwrap().len()
+        });
+        slow.is_cut.wait();
+        let writer = scope.spawn(|| {
+            let second = first.beside(false);
+            let file = cache.open_backend_with(second as _, OpenOptions::new().write(true)).unwrap();
+            assert!(file.is_empty());
+            file.write_all_at(b"bytes of B", 0).unwrap();
+            file.sync_data().unwrap();
+            has_written.store(true, Ordering::Relaxed);
+        });
+        // Long enough for B, if it does not wait for A's open.
+        for _ in 0..200 {
+            if has_written.load(Ordering::Relaxed) {
+                break;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        slow.may_return.wait();
+        writer.join().unwrap();
+        emptier.join().unwrap();
+    });
+    assert_eq!(first.now(), b"bytes of B");
+    cache.check().unwrap();
+}
+
+/// An open that waits for another that empties the file, and fails, empties it itself, or reads it as it was.
+#[test]
+fn an_open_that_empties_and_fails_lets_others_open_the_file() {
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
+    let first = Refusing::new(content(3 * PAGE));
+    thread::scope(|scope| {
+        for thread in 0..4 {
+            let (cache, first) = (&cache, &first);
+            scope.spawn(move || {
+                for _ in 0..200 {
+                    let options = *OpenOptions::new().write(true).truncate(thread % 2 == 0);
+                    let opened = cache.open_backend_with(first.beside(thread == 0) as _, &options);
+                    // The first is refused until the third has emptied the file.
+                    assert!(opened.is_ok() || thread == 0, "{:?}", opened.err());
+                }
+            });
+        }
+    });
+    assert!(first.now().is_empty());
+    cache.check().unwrap();
 }

@@ -672,27 +672,48 @@ fn an_open_after_an_external_change_keeps_dirty_pages_and_forgets_the_rest() {
     pair.check();
 }
 
+/// Others change a file of which a page is dirty, with a pin of another page and without; then it is opened.
+fn the_clean_rest_of_a_partly_dirty_folio_goes(cache: &Cache, Sizes { pages, pinned, dirty }: Sizes) {
+    for pin in [false, true] {
+        let mut pair = Pair::of(cache.clone(), pages * PAGE);
+        assert_same(&pair.file, &pair.twin);
+        let stays = pair.file.pin((pinned * PAGE) as u64, 10).expect("a pin");
+        let stays = pin.then_some(stays);
+        pair.write(2, dirty * PAGE + 7, 3);
+        let mine = pair.twin[dirty * PAGE..][..PAGE].to_vec();
+        pair.memory.change(|content| content.fill(0xaa));
+        let again = pair.cache.open_backend(Arc::clone(&pair.memory) as Arc<dyn Backend>).expect("it opens");
+        pair.twin.fill(0xaa);
+        pair.twin[dirty * PAGE..][..PAGE].copy_from_slice(&mine);
+        assert_same(&again, &pair.twin);
+        pair.check();
+        drop(stays);
+    }
+}
+
+/// Of a file: its length, and two of its pages, by their numbers.
+struct Sizes {
+    pages: usize,
+    pinned: usize,
+    dirty: usize,
+}
+
 /// 1 A folio of many pages is read, and one of them written.
 /// 2 Others change the file, and it is opened: the folio stays, as it is dirty.
 /// 3 The version is known anew, so it is never compared again, and all readers get the other pages as they were.
 #[test]
 fn the_clean_rest_of_a_partly_dirty_folio_is_forgotten() {
     let cache = Cache::builder().memory(64 << 20).folio_order_max(9).build().expect("a cache");
-    for pin in [false, true] {
-        let mut pair = Pair::of(cache.clone(), 512 * PAGE);
-        assert_same(&pair.file, &pair.twin);
-        let stays = pair.file.pin(300 * PAGE as u64, 10).expect("a pin");
-        let stays = pin.then_some(stays);
-        pair.write(2, 100 * PAGE + 7, 3);
-        let mine = pair.twin[100 * PAGE..101 * PAGE].to_vec();
-        pair.memory.change(|content| content.fill(0xaa));
-        let again = pair.cache.open_backend(Arc::clone(&pair.memory) as Arc<dyn Backend>).expect("it opens");
-        pair.twin.fill(0xaa);
-        pair.twin[100 * PAGE..101 * PAGE].copy_from_slice(&mine);
-        assert_same(&again, &pair.twin);
-        pair.check();
-        drop(stays);
-    }
+    the_clean_rest_of_a_partly_dirty_folio_goes(&cache, Sizes { pages: 512, pinned: 300, dirty: 100 });
+}
+
+/// 1 A page of a smallest folio, which cannot be split, is written.
+/// 2 Others change the file, and it is opened: the folio stays whole, and the new version is known of all its pages.
+/// 3 The dirty page is written back: the other pages stay as they were, and no look ever finds a change.
+#[test]
+fn the_clean_rest_of_a_partly_dirty_smallest_folio_is_forgotten() {
+    let cache = Cache::builder().memory(64 << 20).folio_order_min(3).build().expect("a cache");
+    the_clean_rest_of_a_partly_dirty_folio_goes(&cache, Sizes { pages: 64, pinned: 40, dirty: 20 });
 }
 
 /// A device on which something happens while it is asked.
@@ -701,10 +722,12 @@ struct Eventful {
     memory: MemoryFile,
     fills: Mutex<Vec<quinion::backend::Fill>>,
     flushes: Mutex<Vec<quinion::backend::Flush>>,
-    /// How often it is asked what it is until its flushes end, right after the answer is known.
+    /// How often it is asked what it is until its flushes end, and the event comes, right after the answer is known.
     looks: AtomicUsize,
-    /// What others do while a fill is waited for.
+    /// What others do then, or while a fill is waited for.
     event: Mutex<Option<Event>>,
+    /// Whether it tells of its version that the next change has another. Else it is as if it had been written just now.
+    is_settled: AtomicBool,
 }
 
 struct Event(Box<dyn FnOnce(&MemoryFile) + Send>);
@@ -718,12 +741,19 @@ impl std::fmt::Debug for Event {
 impl Eventful {
     fn new(bytes: Vec<u8>) -> Arc<Self> {
         let memory = MemoryFile::new(bytes);
-        let (fills, flushes) = (Mutex::default(), Mutex::default());
-        Arc::new(Self { memory, fills, flushes, looks: AtomicUsize::new(0), event: Mutex::default() })
+        let (fills, flushes, event) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let (looks, is_settled) = (AtomicUsize::new(0), AtomicBool::new(false));
+        Arc::new(Self { memory, fills, flushes, looks, event, is_settled })
     }
     fn end_flushes(&self) {
         let flushes = std::mem::take(&mut *self.flushes.lock().expect("ours"));
         self.memory.flush(flushes);
+    }
+    fn take_event(&self) {
+        let event = self.event.lock().expect("ours").take();
+        if let Some(Event(event)) = event {
+            event(&self.memory);
+        }
     }
 }
 
@@ -733,9 +763,10 @@ impl Backend for Eventful {
     }
     fn attributes(&self) -> std::io::Result<quinion::backend::Attributes> {
         let mut known = self.memory.attributes()?;
-        known.version.settled = false; // as if it had been written just now
+        known.version.settled &= self.is_settled.load(Ordering::Relaxed);
         if self.looks.load(Ordering::Relaxed) > 0 && self.looks.fetch_sub(1, Ordering::Relaxed) == 1 {
             self.end_flushes();
+            self.take_event();
         }
         Ok(known)
     }
@@ -757,10 +788,7 @@ impl Backend for Eventful {
         if how.waits() {
             self.end_flushes(); // so that the end of a cache does not wait for ever
         }
-        let event = self.event.lock().expect("ours").take();
-        if let Some(Event(event)) = event {
-            event(&self.memory);
-        }
+        self.take_event();
         let fills = std::mem::take(&mut *self.fills.lock().expect("ours"));
         let count = fills.len();
         self.memory.submit(fills);
@@ -801,6 +829,39 @@ fn a_flush_that_ends_while_others_look_does_not_make_the_file_shorter() {
     assert_eq!(file.append(b"x").expect("an append"), twin.len() as u64);
     file.write_back().expect("ours");
     device.end_flushes();
+}
+
+/// 1 Others have changed a file of which nothing is dirty; R looks at it, and again to take its new version.
+/// 2 W writes a page of a cached folio: the folio stays, since it is dirty.
+/// 3 R has the new version: the other pages of the folio pass for the file as it is now, and no look finds a change.
+#[test]
+fn the_clean_rest_of_a_folio_that_is_written_while_others_look_goes_at_the_next_look() {
+    for order_min in [0, 3] {
+        let builder = Cache::builder().memory(64 << 20).folio_order_min(order_min).folio_order_max(9);
+        let cache = builder.build().expect("a cache");
+        let device = Eventful::new(bytes(1, 64 * PAGE));
+        device.is_settled.store(true, Ordering::Relaxed);
+        let open = || {
+            cache.open_backend_with(Arc::clone(&device) as Arc<dyn Backend>, &writing()).expect("it opens")
+        };
+        let (file, other) = (open(), open());
+        assert_same(&file, &bytes(1, 64 * PAGE));
+        device.memory.change(|content| content.fill(0xaa));
+        *device.event.lock().expect("ours") = Some(Event(Box::new(move |_| {
+            let write = move || other.write_all_at(&[7; PAGE], 20 * PAGE as u64).expect("a write");
+            thread::spawn(write).join().expect("it ends");
+        })));
+        device.looks.store(2, Ordering::Relaxed); // as above
+        file.revalidate().expect("a look");
+        assert!(device.event.lock().expect("ours").is_none(), "it happened");
+        file.write_back().expect("ours");
+        device.end_flushes();
+        file.revalidate().expect("the next look");
+        let mut twin = vec![0xaa; 64 * PAGE];
+        twin[20 * PAGE..21 * PAGE].fill(7);
+        assert_same(&file, &twin);
+        cache.check().expect("a sound cache");
+    }
 }
 
 /// 1 W writes three pages inside the file, and waits for the first, of which it writes a part.

@@ -32,7 +32,7 @@ pub fn builder(hooks: Option<&'static dyn IndexHooks>) -> Builder {
 /// Whether a grab looks up the pages of its range together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lookups {
-    Together,
+    SideBySide,
     /// A walk from the root for each page.
     Alone,
 }
@@ -49,10 +49,10 @@ pub struct OneByOne {
 impl OneByOne {
     /// For windows.
     pub const WINDOWS: Option<&'static dyn IndexHooks> =
-        Some(&Self { inserted_for: InsertPurpose::Read, lookups: Lookups::Together });
+        Some(&Self { inserted_for: InsertPurpose::Read, lookups: Lookups::SideBySide });
     /// For grabs, whose lookups stay the library's.
     pub const GRABS: Option<&'static dyn IndexHooks> =
-        Some(&Self { inserted_for: InsertPurpose::Write, lookups: Lookups::Together });
+        Some(&Self { inserted_for: InsertPurpose::Write, lookups: Lookups::SideBySide });
     /// For grabs, which look up each page by itself, too.
     pub const GRABS_AND_LOOKUPS: Option<&'static dyn IndexHooks> =
         Some(&Self { inserted_for: InsertPurpose::Write, lookups: Lookups::Alone });
@@ -61,7 +61,7 @@ impl OneByOne {
 impl IndexHooks for OneByOne {
     fn lookup_pages_max(&self) -> u64 {
         match self.lookups {
-            Lookups::Together => u64::MAX,
+            Lookups::SideBySide => u64::MAX,
             Lookups::Alone => 1,
         }
     }

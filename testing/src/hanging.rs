@@ -25,7 +25,7 @@ impl Hanging {
     }
     /// The same, which when told to hang answers all questions but those of a file that is closed (`flush`). A `path`
     /// with a number behind it, up to 99, is another file.
-    #[allow(dead_code, reason = "not everybody who includes this needs it")]
+    #[allow(dead_code, reason = "not every test that includes this needs it")]
     pub fn in_flush() -> Option<Self> {
         Self::hanging_at(&["25"])
     }

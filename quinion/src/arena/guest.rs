@@ -555,7 +555,10 @@ impl FrameStock {
 
     fn remove_guest(&mut self, first: u32) {
         let guest = self.guests.by_first.remove(&first).expect("it is a guest");
-        debug_assert!(guest.is_closing && guest.claimed_pages == 0, "a guest ends when nobody has any of it");
+        debug_assert!(
+            guest.is_closing && guest.claimed_pages == 0,
+            "a guest ends when no process has any of it"
+        );
         self.punched.extend(first..guest.end());
         self.guests.extents -= guest.extents;
         self.extents_grown -= guest.extents;

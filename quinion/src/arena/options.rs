@@ -52,7 +52,7 @@ pub enum Swap {
 #[non_exhaustive]
 pub enum ArenaError {
     /// The bound is below the least with which a cache works.
-    #[error("{asked} bytes of memory are too few for a cache: give it at least {min}")]
+    #[error("a cache of {asked} bytes was asked for, and the least is {min}: give it more memory")]
     TooSmall {
         /// The bound asked for, in bytes.
         asked: u64,
@@ -60,7 +60,10 @@ pub enum ArenaError {
         min: u64,
     },
     /// The bound is above the limit of this machine, container or version.
-    #[error("{asked} bytes of memory are more than this process may use: give the cache at most {max}")]
+    #[error(
+        "a cache of {asked} bytes was asked for, and this process may use {max}: give it less memory, or raise the \
+         limit of the process or its control group"
+    )]
     TooLarge {
         /// The bound asked for, in bytes.
         asked: u64,
@@ -68,7 +71,9 @@ pub enum ArenaError {
         max: u64,
     },
     /// The most to which it could grow is less than the bound.
-    #[error("memory_max is {max} bytes and memory is {asked}: give memory_max at least as much")]
+    #[error(
+        "a cache of {asked} bytes was asked for, and its memory_max is {max}: raise that, or lower memory"
+    )]
     MaxBelowMemory {
         /// The bound asked for, in bytes.
         asked: u64,
@@ -77,7 +82,8 @@ pub enum ArenaError {
     },
     /// The bound is above the arena's largest.
     #[error(
-        "{asked} bytes are more than the {max} this cache was built for: build it with a larger memory_max"
+        "a bound of {asked} bytes was asked for, and this cache was built for {max} at most: build it with a larger \
+         memory_max"
     )]
     AboveMax {
         /// The bound asked for, in bytes.

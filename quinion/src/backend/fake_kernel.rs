@@ -78,7 +78,7 @@ impl FakeKernelState {
     }
 
     fn serve(&self, Entry(request): Entry) -> Completion {
-        let Buffer::Into(buffer) = request.buffer else { unreachable!("nobody writes here") };
+        let Buffer::Into(buffer) = request.buffer else { unreachable!("no test writes here") };
         let len = request.len as usize;
         let result = match self.roll(16) {
             0 => -[libc::EAGAIN, libc::EINTR, libc::ECANCELED][self.roll(3) as usize],
@@ -223,7 +223,7 @@ impl Backend for Stage {
         "stage"
     }
     fn attributes(&self) -> io::Result<Attributes> {
-        unreachable!("nobody opens it")
+        unreachable!("no test opens it")
     }
     fn submit(&self, fills: Vec<Fill>) {
         self.driver.submit(&self.file, fills.into_iter().map(Work::Fill));
@@ -390,7 +390,7 @@ fn storm(refuses: bool) {
         let running = thread::spawn(move || tell.send(run(seed, refuses)));
         match told.recv_timeout(Duration::from_secs(300)) {
             Ok(fills) => good += fills,
-            Err(mpsc::RecvTimeoutError::Timeout) => panic!("seed {seed}: somebody waits for ever"),
+            Err(mpsc::RecvTimeoutError::Timeout) => panic!("seed {seed}: a thread waits for ever"),
             Err(mpsc::RecvTimeoutError::Disconnected) => {
                 panic!("seed {seed}: {:?}", running.join().map(drop))
             }

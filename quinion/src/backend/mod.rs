@@ -53,7 +53,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::units::{Frame, PAGE_SIZE, PageIndex};
+use crate::units::PAGE_SIZE;
+#[doc(inline)]
+pub use crate::units::{Frame, PageIndex};
 
 mod deferred_wakes;
 mod disk_tier;
@@ -100,7 +102,7 @@ pub use memory::MemoryFile;
 pub use null::NullBackend;
 pub(crate) use open_file::is_memory_file;
 #[doc(hidden)]
-pub use open_file::{Creation, InitialContent, IoMode, NotAFileKind, OpenError, WriteOptions};
+pub use open_file::{Creation, InitialContent, IoMode, NotAFileKind, OpenError, WriteOptions, identity_of};
 pub use parked::ParkedBackend;
 pub use quinion_disk::ContentKey;
 #[doc(hidden)]

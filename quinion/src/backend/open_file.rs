@@ -28,7 +28,10 @@
 //!  3. `IoMode` goes from direct to buffered, never back.
 //!  4. A file that is read only is never changed: it has no [`WriteState`].
 //!
-//! Not an invariant: that the size is unchanged. Every short read asks for it again.
+//! Not an invariant: that the size is unchanged. Every short read asks for it again. Nor that an open file keeps its
+//! identity on overlayfs: its inode is another one after its first write where the layers are of several file systems
+//! (`xino=off`), or if it has several names in a lower layer. The latter is refused for handles that only read: two of
+//! them, by two names, would share one identity, and then read two files.
 
 use std::io;
 use std::ops::Range;
@@ -76,6 +79,16 @@ pub enum OpenError {
     PseudoFile {
         /// Which file system.
         file_system: &'static str,
+    },
+    /// It is one of several names of a file of overlayfs, to be read only. The first write to one of them may make
+    /// that one another file, with handles that are open, and nothing tells which of them have become which file.
+    #[error(
+        "it is one of {names} names of a file of overlayfs, which a write may make two files while they are open; \
+         open it for writing, copy it, or read it without the cache"
+    )]
+    SharedOnOverlay {
+        /// How many names it has.
+        names: u32,
     },
 }
 
@@ -222,6 +235,7 @@ impl OpenFile {
         // 2 Open it, so that even a pipe that has taken its place meanwhile does not make this thread wait.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let descriptor = open(flags)?;
+        check_for_reading(&descriptor)?;
         Self::of(descriptor, Description::Ours)
     }
 
@@ -269,7 +283,7 @@ impl OpenFile {
     /// # Errors
     /// See [`OpenError`].
     pub(super) fn adopt(descriptor: OwnedFd) -> Result<Self, OpenError> {
-        check(&descriptor)?;
+        check_for_reading(&descriptor)?;
         let path = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
         match open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty()) {
             Ok(own) => Self::of(own, Description::Ours),
@@ -280,7 +294,7 @@ impl OpenFile {
     }
 
     fn of(descriptor: OwnedFd, description: Description) -> Result<Self, OpenError> {
-        let CheckedFile { kind, stat, clock, block_bytes } = check(&descriptor)?;
+        let CheckedFile { kind, stat, clock, block_bytes, .. } = check(&descriptor)?;
         let direct_align = direct_align(&stat);
         let way = match (description, direct_align) {
             (Description::Ours, Some(_)) if set_flags(&descriptor, OFlags::DIRECT).is_ok() => IoMode::Direct,
@@ -374,11 +388,7 @@ impl OpenFile {
         let stat = statx(&self.descriptor, "", AtFlags::EMPTY_PATH, wanted)?;
         Ok(match self.kind {
             FileKind::Regular => Attributes {
-                identity: Identity {
-                    device: device_of(self.kind, &stat),
-                    inode: stat.stx_ino,
-                    born: if has(&stat, StatxFlags::BTIME) { nanoseconds(stat.stx_btime) } else { 0 },
-                },
+                identity: identity_by(&stat, self.clock),
                 version: self.version(&stat),
                 size: stat.stx_size,
             },
@@ -668,6 +678,9 @@ pub(super) struct TimestampClock {
     pub(super) local: Option<FileTimes>,
     /// Whether each write sets the file's own times, by this kernel's clock, before it changes a byte.
     tells_of_writes: bool,
+    /// Whether a file is born once. On overlayfs a file of a lower layer is born again when it is opened for writing,
+    /// and handles that were open before read and write the same file as those that come later.
+    births_last: bool,
 }
 
 impl TimestampClock {
@@ -675,13 +688,21 @@ impl TimestampClock {
         let is_local = matches!(FileSystem::of(magic), FileSystem::Local | FileSystem::ReadOnly);
         if !FINE_CLOCKS.contains(&magic) {
             let local = is_local.then_some(FileTimes::ChangedByWrites);
-            return Self { settling: SETTLING_REMOTE, steps: false, local, tells_of_writes: false };
+            return Self {
+                settling: SETTLING_REMOTE,
+                steps: false,
+                local,
+                tells_of_writes: false,
+                births_last: true,
+            };
         }
         let times = if magic == TMPFS { FileTimes::ChangedByWrites } else { FileTimes::ChangedByStores };
         let steps = STEPPING_FILE_SYSTEMS.contains(&magic) && linux() >= STEPPING_LINUX;
         // The file behind an overlay may be another one after its first write.
-        let tells_of_writes = is_local && magic != OVERLAYFS;
-        Self { settling: SETTLING_LOCAL, steps, local: is_local.then_some(times), tells_of_writes }
+        let births_last = magic != OVERLAYFS;
+        let tells_of_writes = is_local && births_last;
+        let local = is_local.then_some(times);
+        Self { settling: SETTLING_LOCAL, steps, local, tells_of_writes, births_last }
     }
 }
 
@@ -690,9 +711,37 @@ pub(crate) fn is_memory_file(descriptor: BorrowedFd<'_>) -> bool {
     fstatfs(descriptor).is_ok_and(|data| [TMPFS, RAMFS].contains(&(data.f_type as u64 & 0xffff_ffff)))
 }
 
+/// The identity of a file as [`Backend::attributes`] tells that of a regular one. A program that wants to know later
+/// whether a path still leads to the same file keeps it: an inode number alone is given to the next file at once. Not
+/// told apart are two files with one number that were born in one tick of the kernel's clock, of some milliseconds.
+///
+/// # Errors
+/// Those of `statx` and `fstatfs`.
+///
+/// [`Backend::attributes`]: super::Backend::attributes
+pub fn identity_of(file: impl AsFd) -> io::Result<Identity> {
+    let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+    let stat = statx(&file, "", AtFlags::EMPTY_PATH, wanted)?;
+    let magic = fstatfs(&file)?.f_type as u64 & 0xffff_ffff;
+    Ok(identity_by(&stat, TimestampClock::of(magic)))
+}
+
+fn identity_by(stat: &Statx, clock: TimestampClock) -> Identity {
+    Identity {
+        device: device_number(stat.stx_dev_major, stat.stx_dev_minor),
+        inode: stat.stx_ino,
+        born: match has(stat, StatxFlags::BTIME) && clock.births_last {
+            true => nanoseconds(stat.stx_btime),
+            false => 0,
+        },
+    }
+}
+
 struct CheckedFile {
     kind: FileKind,
     stat: Statx,
+    /// The number of its file system's kind.
+    magic: u64,
     clock: TimestampClock,
     block_bytes: u64,
 }
@@ -710,7 +759,18 @@ fn check(descriptor: &OwnedFd) -> Result<CheckedFile, OpenError> {
     }
     // Of a block device, those of the file system that its node is in.
     let block_bytes = if kind == FileKind::Regular { file_system.f_bsize as u64 } else { 0 };
-    Ok(CheckedFile { kind, stat, clock: TimestampClock::of(magic), block_bytes })
+    Ok(CheckedFile { kind, stat, magic, clock: TimestampClock::of(magic), block_bytes })
+}
+
+/// Checks a file that is read only. On overlayfs two names of a lower layer's file have one inode number until one of
+/// them is written to (without `index=on`); then it is a copy, and so are its handles from before. So handles by
+/// both, which would share their pages, would read each other's files. A handle for writing is of the copy.
+fn check_for_reading(descriptor: &OwnedFd) -> Result<(), OpenError> {
+    let CheckedFile { kind, stat, magic, .. } = check(descriptor)?;
+    match kind == FileKind::Regular && magic == OVERLAYFS && stat.stx_nlink > 1 {
+        true => Err(OpenError::SharedOnOverlay { names: stat.stx_nlink }),
+        false => Ok(()),
+    }
 }
 
 fn kind_of(stat: &Statx) -> Result<FileKind, OpenError> {
@@ -878,6 +938,34 @@ mod tests {
         }
         file.clock = TimestampClock::of(0xef53);
         assert!(file.has_settled_change(at(5)) && !file.has_settled_change(at(now() + 1_000_000_000)));
+    }
+
+    /// ext4 gives the number of a deleted file to the next one, whose time of birth is another.
+    #[test]
+    fn a_file_with_the_inode_number_of_a_deleted_one_has_another_identity() {
+        let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let path = folder.path().join("file");
+        let made = || {
+            fs::write(&path, "x").unwrap();
+            let identity = identity_of(fs::File::open(&path).unwrap()).unwrap();
+            let again = OpenFile::open(&path).unwrap().attributes().unwrap().identity;
+            assert_eq!(identity, again, "the library and a program know a file by the same numbers");
+            fs::remove_file(&path).unwrap();
+            identity
+        };
+        let first = made();
+        if first.born == 0 {
+            return; // this file system keeps no time of birth
+        }
+        for _ in 0..100 {
+            // Longer than the kernel's clock stands still.
+            std::thread::sleep(Duration::from_millis(11));
+            let other = made();
+            assert_ne!(other, first);
+            if other.inode == first.inode {
+                return;
+            }
+        }
     }
 
     #[test]

@@ -46,6 +46,7 @@ impl WaitQueue {
     ///
     /// # Errors
     /// The system has no thread for the poller.
+    #[doc(hidden)]
     pub fn register(
         self: &Arc<Self>,
         backend: &Arc<dyn Backend>,

@@ -429,7 +429,7 @@ impl<K: Kernel> RingDriver<K> {
 }
 
 #[derive(Debug)]
-#[must_use = "nobody else will tell the kernel of these parts"]
+#[must_use = "no other thread will tell the kernel of these parts"]
 struct SubmitClaim {
     parts: usize,
     /// The kernel takes the oldest entries first, so those of another claim may go as this says.

@@ -12,7 +12,7 @@
 //!
 //! **The end.** A program that reads once and ends would leave to the next one only the pages that its disk took at the
 //! first arrival. So the end of a cache copies on, for half a second at most: some hundred MiB on a fast disk, and less
-//! than the 2 seconds for which a successor (`--replace`) waits for the folder. The rest is lost to the disk.
+//! than the 2 seconds for which the next cache waits for the folder. The rest is lost to the disk.
 //!
 //! Invariants:
 //!  1. Nothing depends on the thread: without it the disk has less.

@@ -4,6 +4,7 @@
 //! [`Seek`](std::io::Seek), and readahead state of its own. Each thread that reads its own way should have a clone.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
@@ -557,6 +558,19 @@ impl File {
             return Err(Repr::Forked.into());
         }
         Ok(shared.filemap.will_need(self.handle.pool_number(), mapping, position, len))
+    }
+
+    /// As [`File::will_need`], of several ranges in order, each of bytes `start..end`. Their reads go to the device
+    /// together: a backend of which a request is dear, as a store of objects, joins those that lie close to each other.
+    ///
+    /// # Errors
+    /// As [`File::will_need`].
+    pub fn will_need_ranges(&self, ranges: &[Range<u64>]) -> Result<Prefetch> {
+        let Handle { shared, mapping, .. } = &*self.handle;
+        if shared.process.is_forked() {
+            return Err(Repr::Forked.into());
+        }
+        Ok(shared.filemap.will_need_ranges(self.handle.pool_number(), mapping, ranges))
     }
 
     /// Drops the pages of `len` bytes at `position` from the cache, and returns how many went. Only folios that lie

@@ -11,27 +11,32 @@
 //! a descriptor open. In a cache that reads on behalf of other programs it is **parked**, without a descriptor, and
 //! known by its mount, identity and version; or forgotten, where these are not conclusive. One whose file was removed
 //! goes soon, to free its space: each open, and each end of a handle, checks some of them. One that was written stays
-//! until its dirty pages are written back. Files are closed, and mappings removed, with the table's lock released:
-//! both may wait for a file system ([`DeferredRelease`]).
+//! until its dirty pages are written back, and durable: a sync of the cache promises that of closed files, too. If too
+//! many wait for a sync, the end of a handle syncs the oldest. One that has no name any more needs no sync. Files are
+//! closed, and mappings removed, with the table's lock released: both may wait for a file system
+//! ([`DeferredRelease`]).
 //!
 //! Invariants:
 //!  1. At most one mapping for an identity.
-//!  2. A mapping that has something to be written stays known.
+//!  2. A mapping that has something to be written stays known; and one that has something to be made durable, unless
+//!     its file has no name.
+//!  3. An error of writing that was told to no handle is told by a later sync of the cache, if the file is forgotten.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crate::backend::{Attributes, Backend, Identity, ParkedBackend, ReapMode};
+use crate::backend::{Attributes, Backend, Identity, ParkedBackend, ReapMode, is_waking};
 use crate::error::{Repr, Result};
 use crate::filemap::Filemap;
 use crate::mapping::{Mapping, NewMapping};
-use crate::sync::LockWait;
+use crate::sync::{LockWait, contained};
 use crate::units::{FileId, MappingId, PAGE_SIZE, PageIndex, PoolNumber};
 use crate::xarray::INDICES_MAX;
 
 use super::coherence::{Coherence, CoherenceState, ObservedTimes};
+use super::first_open::{FirstOpen, FirstOpens, TurnEnd};
 use super::{Cache, CacheInner};
 
 /// Files without open handles that are checked at a time for having been removed.
@@ -44,14 +49,22 @@ const LINGERS: Duration = Duration::from_secs(1);
 const CLOSING_MAX: Duration = Duration::from_millis(50);
 const CLOSING_PAUSE: Duration = Duration::from_micros(200);
 const RELEASE_MAX: Duration = Duration::from_millis(500);
+/// Files that one end of a handle syncs at most, if too many wait for that. The first waits for a journal, and the
+/// others were mostly in the same transaction.
+const SYNCED_MAX: usize = 64;
 #[derive(Debug, Default)]
 pub(super) struct FileTable {
     files: HashMap<Identity, KnownFile>,
     idle: BTreeMap<u64, Identity>,
+    /// Those of them that had something to be written or synced when they were looked at last.
+    unsettled: BTreeSet<u64>,
     idle_clock: u64,
     /// The idle mapping from which on the next check for removed files goes.
     looked_from: u64,
     last_id: u32,
+    pub(super) first_opens: FirstOpens,
+    /// The last of a forgotten file that no handle was told of.
+    untold_error: Option<i32>,
     /// Parked backends whose descriptors were released, and may be open still for requests in flight.
     closing: Vec<ParkedBackend>,
     /// Idle mappings that are forgotten soon: since when they are idle, by the table's clock and by the system's.
@@ -66,6 +79,16 @@ struct KnownFile {
     idle_since: Option<u64>,
     /// Its mount, while it has no descriptor.
     parked_on: Option<u64>,
+}
+
+#[derive(Debug)]
+pub(super) enum MappingLookup<'a> {
+    /// One handle more is counted.
+    Known(Arc<Mapping>, Arc<CoherenceState>),
+    /// The same, and the open has it to itself until it ends its turn.
+    Made(Arc<Mapping>, Arc<CoherenceState>, FirstOpen<'a>),
+    /// Another open makes it: to be waited for.
+    IsOpening(Arc<TurnEnd>),
 }
 
 /// Work that a change of the table leaves to do without its lock: mappings that are forgotten, and backends that were
@@ -91,11 +114,12 @@ impl CacheInner {
     /// Closes and forgets that file, if it has no open handle. Returns whether it is not known now, and nothing that
     /// was released is in flight still.
     pub(super) fn forget_idle(&self, id: FileId) -> bool {
+        let is_it = |identity: &Identity| file_id(identity) == id;
+        self.sync_idle(is_it);
         let mut gone = DeferredRelease::default();
         let mut table = self.table.lock();
-        let is_it = |identity: &Identity| file_id(identity) == id;
-        let is_written = |identity| table.files[identity].mapping.writeback().dirty_pages().total() == 0;
-        let found = table.idle.iter().find(|(_, identity)| is_it(identity) && is_written(identity));
+        let is_done = |identity| table.files[identity].mapping.has_nothing_to_sync();
+        let found = table.idle.iter().find(|(_, identity)| is_it(identity) && is_done(identity));
         if let Some(since) = found.map(|(&since, _)| since) {
             table.forget_into(since, &mut gone);
         }
@@ -125,15 +149,14 @@ impl CacheInner {
         names
     }
 
-    /// The mapping of the file that `attributes` are of, with one handle more. `backend` writes it from now on, if
-    /// `writes` says so and no other does.
+    /// The mapping of the file that `attributes` are of, with one handle more; if none is known, one that reads by
+    /// `backend`.
     pub(super) fn mapping_of(
         &self,
-        backend: Arc<dyn Backend>,
+        backend: &Arc<dyn Backend>,
         attributes: &Attributes,
-        writes: bool,
-    ) -> Result<(Arc<Mapping>, Arc<CoherenceState>)> {
-        self.with_record(|| self.find_or_make(Arc::clone(&backend), attributes, writes))
+    ) -> Result<MappingLookup<'_>> {
+        self.with_record(|| self.find_or_make(Arc::clone(backend), attributes))
     }
 
     /// Asks `make` for a value that takes a cell for a record, and evicts for the cell if there is none; no lock is
@@ -152,13 +175,11 @@ impl CacheInner {
     }
 
     /// `None`: there is no cell for the mapping's record.
-    fn find_or_make(
-        &self,
-        backend: Arc<dyn Backend>,
-        attributes: &Attributes,
-        writes: bool,
-    ) -> Option<(Arc<Mapping>, Arc<CoherenceState>)> {
+    fn find_or_make(&self, backend: Arc<dyn Backend>, attributes: &Attributes) -> Option<MappingLookup<'_>> {
         let mut table = self.table.lock();
+        if let Some(end) = table.first_opens.turn_with(&attributes.identity) {
+            return Some(MappingLookup::IsOpening(end));
+        }
         // The same identity, and not to be trusted: another file, or another content. It is taken for new.
         let outdated = table.outdated(&*backend, attributes);
         if let Some(known) = table.files.get_mut(&attributes.identity) {
@@ -170,15 +191,11 @@ impl CacheInner {
             }
             if let Some(since) = known.idle_since.take() {
                 table.idle.remove(&since);
+                table.unsettled.remove(&since);
             }
-            drop(table);
-            if writes {
-                mapping.writeback().set_writer(backend);
-            }
-            return Some((mapping, watch));
+            return Some(MappingLookup::Known(mapping, watch));
         }
         let id = table.next_id(&self.filemap);
-        let writer = writes.then(|| Arc::clone(&backend));
         let (arena, process) = (&self.filemap.arena, self.process);
         let new = Mapping::new(NewMapping { arena, id, backend, attributes, process });
         if let Some(gone) = outdated {
@@ -189,9 +206,6 @@ impl CacheInner {
         let mapping = mapping.with_shadow_nodes(reclaim.shadow_nodes()).with_lists(reclaim.lists());
         let mapping = mapping.with_dirty_pages(self.filemap.supply.writeback.totals());
         let mapping = Arc::new(mapping.with_counters(&self.filemap.counters).with_hooks(self.filemap.hooks));
-        if let Some(backend) = writer {
-            mapping.writeback().set_writer(backend);
-        }
         self.filemap.supply.reclaim.add_mapping(Arc::clone(&mapping));
         let watch = CoherenceState::new(&mapping, &self.filemap, &self.leases);
         let known = KnownFile {
@@ -202,7 +216,8 @@ impl CacheInner {
             parked_on: None,
         };
         table.files.insert(attributes.identity, known);
-        Some((mapping, watch))
+        let turn = table.first_opens.begin(self, attributes.identity);
+        Some(MappingLookup::Made(mapping, watch, turn))
     }
 
     pub(super) fn release(&self, mapping: &Arc<Mapping>, watch: &CoherenceState, policy: Coherence) {
@@ -216,24 +231,62 @@ impl CacheInner {
         let known = table.files.get_mut(&identity).expect("its identity was just found");
         known.handles -= 1;
         let is_idle = known.handles == 0;
+        let mut unsynced = Vec::new();
         if is_idle {
             let since = table.retire(identity, &mut gone);
             if parks {
                 table.park(since, told, KeepOpen::May, &mut gone);
             }
-            table.bound_idle(self.idle_files_max, &mut gone);
+            // Of its own device, since another may hang.
+            unsynced = table.bound_idle(self.idle_files_max, identity.shared_device(), &mut gone);
         }
         drop(table);
         if is_idle && mapping.writeback().dirty_pages().dirty() > 0 {
             self.filemap.supply.writeback.start(mapping, PageIndex(0)..PageIndex(INDICES_MAX));
         }
         self.end_all(gone);
+        // A waker does not wait for a device; the end of another handle does.
+        if !is_waking() {
+            self.forget_synced(unsynced);
+        }
         if let Some(open) = open.filter(|_| is_idle && mapping.backend().parked().is_none()) {
             await_closed(&open);
         }
         if is_idle {
             self.look_for_removed(LOOKED_AT);
         }
+    }
+
+    /// Syncs those, and forgets the ones that are idle still and durable.
+    fn forget_synced(&self, unsynced: Vec<(u64, Arc<Mapping>)>) {
+        for (since, mapping) in unsynced {
+            // A backend that panics has synced nothing, and is none of this handle's.
+            contained(|| self.filemap.supply.writeback.make_flushed_durable(&mapping));
+            let mut gone = DeferredRelease::default();
+            let mut table = self.table.lock();
+            if table.is_idle_since(since, &mapping) && table.settle(since) {
+                table.forget_into(since, &mut gone);
+            }
+            drop(table);
+            self.end_all(gone);
+        }
+    }
+
+    /// Syncs the files without handles, of those that `which` says, that only have to be synced.
+    fn sync_idle(&self, which: impl Fn(&Identity) -> bool) {
+        let table = self.table.lock();
+        let unsettled =
+            table.unsettled.iter().map(|since| &table.idle[since]).filter(|identity| which(identity));
+        let mappings: Vec<_> = unsettled.map(|identity| Arc::clone(&table.files[identity].mapping)).collect();
+        drop(table);
+        for mapping in mappings.into_iter().filter(|mapping| mapping.has_nothing_to_write()) {
+            contained(|| self.filemap.supply.writeback.make_flushed_durable(&mapping));
+        }
+    }
+
+    /// The last error of writing to a file that was forgotten before a handle was told.
+    pub(super) fn untold_error(&self) -> Option<i32> {
+        self.table.lock().untold_error.take()
     }
 
     /// With the table's lock released, since closing a file may wait for its file system.
@@ -247,6 +300,7 @@ impl CacheInner {
     /// Closes the descriptors of all files without open handles, and waits for requests in flight by them, half a
     /// second at most.
     pub(super) fn release_idle(&self) {
+        self.sync_idle(|_| true);
         let mut table = self.table.lock();
         let idle: Vec<_> = table
             .idle
@@ -286,16 +340,20 @@ impl CacheInner {
 
     pub(super) fn look_for_removed(&self, most: usize) {
         let mut removed = self.table.lock().some_idle(most);
-        // No lock is held. A file without open handles is not dirtied.
-        removed.retain(|(_, mapping)| {
-            mapping.backend().is_removed() && mapping.writeback().dirty_pages().total() == 0
-        });
+        // No lock is held.
+        removed.retain(|(_, mapping)| mapping.backend().is_removed());
         if removed.is_empty() {
             return;
         }
         let mut table = self.table.lock();
-        // One that was opened meanwhile is not idle, or since another time.
-        removed.retain(|&(since, _)| table.forget(since).is_some());
+        // One that was opened meanwhile is not idle, or since another time. Others are not dirtied, unless a flush
+        // fails.
+        removed.retain(|(since, mapping)| {
+            table.is_idle_since(*since, mapping)
+                && mapping.has_nothing_to_write()
+                && !mapping.writeback().is_syncing()
+                && table.forget(*since).is_some()
+        });
         drop(table);
         for (_, mapping) in removed {
             self.filemap.supply.reclaim.remove_mapping(mapping.id());
@@ -342,22 +400,62 @@ impl FileTable {
         let known = self.files.get_mut(&identity).expect("an idle mapping is known");
         known.idle_since = Some(now);
         known.mapping.give_back_nodes(LockWait::Wait);
+        let is_empty = known.mapping.lock().pages() == 0;
         // A page of a folio that has left may be on its way to the file still: a new open must not overtake it.
-        if known.mapping.lock().pages() == 0 && known.mapping.writeback().dirty_pages().total() == 0 {
+        if self.settle(now) && is_empty {
             self.forget_into(now, gone);
         }
         now
     }
 
-    /// Forgets the oldest with nothing to be written, until `idle_max` are left.
-    fn bound_idle(&mut self, idle_max: usize, gone: &mut DeferredRelease) {
-        while self.idle.len() > idle_max {
-            // Mappings with unwritten pages stay known, however many they are.
-            let is_written = |identity| self.files[identity].mapping.writeback().dirty_pages().total() == 0;
-            let oldest = self.idle.iter().find(|(_, identity)| is_written(identity)).map(|(&since, _)| since);
-            let Some(oldest) = oldest else { break };
-            self.forget_into(oldest, gone);
+    /// Forgets the oldest that have nothing to be written or synced, until `idle_max` of these are left. The others
+    /// stay, however many they are; if they are more than `idle_max`, too, returns some of that device that only have
+    /// to be synced, and since when they are idle.
+    fn bound_idle(
+        &mut self,
+        idle_max: usize,
+        device: u64,
+        gone: &mut DeferredRelease,
+    ) -> Vec<(u64, Arc<Mapping>)> {
+        while self.idle.len() - self.unsettled.len() > idle_max {
+            let settled = self.idle.keys().find(|&since| !self.unsettled.contains(since));
+            let Some(&since) = settled else { break };
+            // A sync that failed has made pages dirty again.
+            if self.settle(since) {
+                self.forget_into(since, gone);
+            }
         }
+        if self.unsettled.len() <= idle_max {
+            return Vec::new();
+        }
+        let is_of_device = |since: &u64| self.idle[since].shared_device() == device;
+        let oldest: Vec<u64> = self.unsettled.iter().copied().filter(is_of_device).take(SYNCED_MAX).collect();
+        let mut unsynced = Vec::new();
+        for since in oldest {
+            let mapping = &self.files[&self.idle[&since]].mapping;
+            if mapping.has_nothing_to_sync() {
+                self.forget_into(since, gone);
+            } else if mapping.has_nothing_to_write() {
+                unsynced.push((since, Arc::clone(mapping)));
+            }
+        }
+        unsynced
+    }
+
+    /// Looks whether a file that is idle since then has nothing to be written or synced.
+    fn settle(&mut self, since: u64) -> bool {
+        let is_settled = self.files[&self.idle[&since]].mapping.has_nothing_to_sync();
+        if is_settled {
+            self.unsettled.remove(&since)
+        } else {
+            self.unsettled.insert(since)
+        };
+        is_settled
+    }
+
+    fn is_idle_since(&self, since: u64, mapping: &Arc<Mapping>) -> bool {
+        let identity = self.idle.get(&since);
+        identity.is_some_and(|identity| Arc::ptr_eq(&self.files[identity].mapping, mapping))
     }
 
     /// Closes the descriptor of one that is idle since then. Its pages stay if they are of the version `told`, which
@@ -374,7 +472,7 @@ impl FileTable {
         let known = self.files.get_mut(identity).expect("an idle mapping is known");
         let (mapping, backend) = (&known.mapping, known.mapping.backend());
         let Some(place) = backend.parked() else { return }; // it is parked, or has no descriptor
-        if mapping.writeback().dirty_pages().total() > 0 {
+        if !mapping.has_nothing_to_sync() {
             return;
         }
         let is_told = told == Some(ObservedTimes::of(mapping)) && mapping.writeback().writer().is_none();
@@ -421,7 +519,11 @@ impl FileTable {
 
     fn forget(&mut self, since: u64) -> Option<Arc<Mapping>> {
         let identity = self.idle.remove(&since)?;
-        self.files.remove(&identity).map(|known| known.mapping)
+        self.unsettled.remove(&since);
+        let mapping = self.files.remove(&identity).map(|known| known.mapping)?;
+        let errors = mapping.writeback().errors();
+        self.untold_error = errors.check_and_advance(&errors.sample()).or(self.untold_error);
+        Some(mapping)
     }
 }
 

@@ -26,7 +26,7 @@ use crate::arena::{CellNumber, GrownView, OwnedView};
 use crate::error::{Error, Repr, Result};
 use crate::filemap::{FileView, HitStop, Hits, OnPinned, StreamPositions, WriteContext, read_hits_into};
 use crate::folio::Pinned;
-use crate::mapping::{Mapping, MemoryPages, SeekTarget as Sought, TreeCounts};
+use crate::mapping::{Mapping, MemoryPages, SeekTarget, TreeCounts};
 use crate::shmem::{BufferList, NewMemory, OneBuffer, Target};
 use crate::stats::Counters;
 use crate::sys::fork::ForkGuard;
@@ -437,7 +437,7 @@ impl MemFile {
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
     pub fn seek_data(&self, position: u64) -> Result<Option<u64>> {
         self.check_process()?;
-        Ok(self.handle.shared.shmem.seek(&self.handle.mapping, position, Sought::Data))
+        Ok(self.handle.shared.shmem.seek(&self.handle.mapping, position, SeekTarget::Data))
     }
 
     /// The first byte from `position` on that lies in no data; the end of the file counts as such. `None`: `position`
@@ -447,7 +447,7 @@ impl MemFile {
     /// As there.
     pub fn seek_hole(&self, position: u64) -> Result<Option<u64>> {
         self.check_process()?;
-        Ok(self.handle.shared.shmem.seek(&self.handle.mapping, position, Sought::Hole))
+        Ok(self.handle.shared.shmem.seek(&self.handle.mapping, position, SeekTarget::Hole))
     }
 
     // ---- numbers --------------------------------------------------------------------------------
@@ -483,6 +483,7 @@ impl MemFile {
     }
 
     /// Counts of its index, for benchmarks and tests. Waits for nothing.
+    #[doc(hidden)]
     pub fn tree_counts(&self) -> TreeCounts {
         self.handle.mapping.index().tree_counts()
     }

@@ -30,7 +30,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
 use crate::arena::{Arena, ArenaShare};
-use crate::backend::{Backend, Engine, OpenError, SyncKind, is_waking};
+use crate::backend::{Attributes, Backend, Engine, OpenError, SyncKind, is_waking};
 use crate::curve::{MissRatioCurve, Sampler};
 use crate::error::{Error, ErrorKind, Repr, Result};
 use crate::errseq::ErrorCursor;
@@ -47,6 +47,7 @@ use crate::sync::RankedMutex;
 use crate::sys::fork::ForkGuard;
 use crate::units::{EXTENT_SIZE, PAGE_SIZE, PageIndex, PoolNumber, pages_of_bytes};
 use crate::workingset::RefaultCurve;
+use crate::writeback::SyncFailed;
 use crate::xarray::INDICES_MAX;
 use quinion_disk::DiskStats;
 
@@ -56,6 +57,7 @@ mod builder;
 mod disk_copies;
 mod file;
 mod file_table;
+mod first_open;
 mod future;
 mod guest;
 pub mod hooks;
@@ -84,7 +86,8 @@ pub use coherence::{Coherence, CoherenceInForce};
 use disk_copies::DiskCopies;
 use file::PositionedRead;
 pub use file::{File, ReadOptions};
-use file_table::{FileTable, LOOKED_AT};
+use file_table::{FileTable, LOOKED_AT, MappingLookup};
+use first_open::FirstOpen;
 pub use future::{PinFuture, ReadFuture};
 pub use guest::{GuestMemory, Image, ImageStats};
 pub use io::Metadata;
@@ -168,7 +171,7 @@ impl Cache {
 
     fn open_in(&self, path: &Path, request: OpenRequest<'_>) -> Result<File> {
         let mut file = self.open_path(path, request)?;
-        let handle = Arc::get_mut(&mut file.handle).expect("nobody else has the handle yet");
+        let handle = Arc::get_mut(&mut file.handle).expect("no other thread has the handle yet");
         handle.path = Some(path.to_owned());
         Ok(file)
     }
@@ -248,10 +251,12 @@ impl Cache {
             None => backend,
         };
         backend.attach(&self.shared.filemap.wait_queue);
-        let attributes = backend.attributes().map_err(Repr::Attributes)?;
+        if options.is_uncached() && !backend.can_drop_behind() {
+            return Err(Repr::CannotDropBehind { backend: backend.name() }.into());
+        }
         self.shared.look_for_removed(LOOKED_AT);
-        let writes = options.writes();
-        let (mapping, watch) = self.shared.mapping_of(backend, &attributes, writes)?;
+        // Ends after the handle, whatever fails.
+        let FileToOpen { mapping, watch, attributes, turn } = self.file_to_open(&backend)?;
         // From here on a failure closes the handle, which has entered.
         let (cursor, access) = (mapping.writeback().errors().sample(), options.access());
         let shared = Arc::clone(&self.shared);
@@ -261,10 +266,31 @@ impl Cache {
         handle.watch.enter(access, &attributes)?;
         let file = File::new(Arc::new(handle));
         file.set_uncached(options.is_uncached())?;
-        if options.empties() && !file.is_empty() && file.handle.mapping.writeback().can_grow() {
-            file.set_len(0)?;
+        if options.empties() && !file.is_empty() && backend.can_grow() {
+            file.empty_by(&backend)?;
         }
+        // Nothing fails from here on. A backend whose open failed is its caller's again, and must not be called.
+        if options.writes() {
+            file.handle.mapping.writeback().set_writer(backend);
+        }
+        drop(turn);
         Ok(file)
+    }
+
+    /// The file behind `backend`, with one handle more. Waits for an open of it that is its first.
+    fn file_to_open(&self, backend: &Arc<dyn Backend>) -> Result<FileToOpen<'_>> {
+        loop {
+            let attributes = backend.attributes().map_err(Repr::Attributes)?;
+            let (mapping, watch, turn) = match self.shared.mapping_of(backend, &attributes)? {
+                MappingLookup::Known(mapping, watch) => (mapping, watch, None),
+                MappingLookup::Made(mapping, watch, turn) => (mapping, watch, Some(turn)),
+                MappingLookup::IsOpening(end) => {
+                    end.wait();
+                    continue;
+                }
+            };
+            return Ok(FileToOpen { mapping, watch, attributes, turn });
+        }
     }
 
     /// Gives up all read leases ([`Coherence::Lease`](crate::Coherence::Lease)); cached pages stay. Call it before
@@ -321,7 +347,8 @@ impl Cache {
     }
 
     /// Makes durable all writes by handles of this cache, also closed ones: [`File::sync_all`] of each file in turn
-    /// that has something to write. All files are tried, even if one fails.
+    /// that was written and is known still. A file that was forgotten ([`Builder::idle_files_max`]) was durable then,
+    /// or had no name any more. All files are tried, even if one fails.
     ///
     /// # Errors
     /// The first error, as of [`File::sync_all`]; also one of an earlier write-back that was reported to no handle.
@@ -338,7 +365,11 @@ impl Cache {
             synced.map_err(|failed| Error::from(Repr::Sync { source: Box::new(failed) }))
         });
         // All are tried before the first error is returned.
-        let all: Vec<Result<()>> = synced.collect();
+        let mut all: Vec<Result<()>> = synced.collect();
+        all.extend(self.shared.untold_error().map(|errno| {
+            let error = std::io::Error::from_raw_os_error(errno);
+            Err(Error::from(Repr::Sync { source: Box::new(SyncFailed { error, lost_pages: 0 }) }))
+        }));
         all.into_iter().collect()
     }
 
@@ -529,6 +560,16 @@ struct OpenRequest<'a> {
     options: &'a OpenOptions,
     /// `None`: the default pool.
     pool: Option<&'a Arc<PoolShare>>,
+}
+
+/// A file in the table, for which one handle more is counted.
+struct FileToOpen<'a> {
+    mapping: Arc<Mapping>,
+    watch: Arc<CoherenceState>,
+    /// To enter it with.
+    attributes: Attributes,
+    /// If this is the file's first open.
+    turn: Option<FirstOpen<'a>>,
 }
 
 #[derive(Debug)]

@@ -32,9 +32,10 @@ use std::future::Future;
 use std::io::IoSlice;
 use std::ops::Range;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use crate::backend::SyncKind;
+use crate::backend::{Backend, SyncKind};
 use crate::error::{Error, Repr, Result};
 use crate::filemap::{Truncation, UncachedRead, WriteContext};
 use crate::mapping::writeback_state::SyncRange;
@@ -175,7 +176,8 @@ impl File {
     /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): it would end behind byte 2^63 - 1.
     /// [`ErrorKind::Io`](crate::ErrorKind::Io): a page that is overwritten in part cannot be read.
     /// [`ErrorKind::Write`](crate::ErrorKind::Write), [`ErrorKind::NoSpace`](crate::ErrorKind::NoSpace): too much is
-    /// dirty, and earlier writes cannot be written back; or the file is a device that ends there.
+    /// dirty, and earlier writes to this file or to others of its device cannot be written back; or the file is a
+    /// device that ends there.
     /// [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory); [`ErrorKind::Busy`](crate::ErrorKind::Busy): see
     /// [`OpenOptions::on_pinned`](crate::OpenOptions::on_pinned); [`ErrorKind::Forked`](crate::ErrorKind::Forked).
     /// Nothing was written then. And, of a handle whose writes are durable, those of [`File::sync_data`]: then the
@@ -415,6 +417,12 @@ impl File {
         check_range(0, bytes)?;
         let Handle { shared, mapping, access, .. } = &*self.handle;
         Truncation::of(&shared.filemap, mapping).cut(bytes, access.on_pinned)
+    }
+
+    /// Cuts the file to nothing: by `device`, if it is not open for writing yet.
+    pub(super) fn empty_by(&self, device: &Arc<dyn Backend>) -> Result<()> {
+        let Handle { shared, mapping, access, .. } = &*self.handle;
+        Truncation::of(&shared.filemap, mapping).by(device).cut(0, access.on_pinned)
     }
 
     /// Makes `len` bytes at byte `position` read as zeros, and gives their space back where the file system can. The

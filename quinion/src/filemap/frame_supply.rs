@@ -20,20 +20,28 @@
 //! Invariants:
 //!  1. Frames and charge that are returned are for the same pages: the first of the gaps, as many as could be had.
 //!  2. Nothing is waited for but locks, unless the urgency is `Asked` and the first page has no frame yet.
-//!  3. A wait for memory ends with an error only after [`STALLS_MAX`] waits in a row in which no page came in: where
-//!     others get memory, there is some. Nor does it end while fills are in flight. Spills, and folios that others hold
-//!     for a moment, are waited for as long as a writer is held up at most: folios that they hold or have locked and
-//!     not pinned, since a thread may not run for long while it copies; and looks before flushes, each hang of a
-//!     device once. For a charge, so are dirty pages, whose write-back is requested, if no such look hangs, and pages
-//!     that others of the pool are charged for and have not inserted yet.
-//!  4. Memory that comes free is noticed within [`LOOK_AGAIN_MAX`], whatever is in flight. A device that never answers
-//!     holds up a thread that is short of memory only while all other memory is pinned, or such devices have it.
+//!  3. A wait for memory ends as this table says. Its time begins anew with each page that comes in for another thread:
+//!     where others get memory, there is some. `wait_max` is how long a writer is held up at most; the hang time is the
+//!     same, but [`HANG_MIN`] at least.
+//!
+//! | waits for | how long | ends with |
+//! |---|---|---|
+//! | a fill, a flush or a spill in flight | until it ends, at most for the hang time while no page comes in | another look; an error if all memory is pinned or in flight at such devices |
+//! | requests that seem to hang: none has begun or ended for the hang time | not at all, once one wait has found that | an error, until one begins or ends |
+//! | fills of the device that the missing page is on | as long as they last: the reader waits for that device in any case, and they may free memory | another look; no error, however late the device is |
+//! | a folio that another thread holds, or has locked and not pinned | `wait_max`, since a thread may not run for long while it copies; not at all where requests seem to hang, whose folios look alike | another look |
+//! | a look before a flush | `wait_max`, once for each hang of a device | another look |
+//! | for a charge: a dirty page whose write-back is requested | until it is written; not at all if its device hangs | another look |
+//! | for a charge: pages that others of the pool are charged for and have not inserted yet | until they insert them | another look |
+//! | none of these: all memory is pinned | [`STALLS_MAX`] waits in a row in which no page came in | an error |
+//!
+//!  4. Memory that comes free is noticed within [`LOOK_AGAIN_MAX`], whatever is in flight.
 //!
 //! Not an invariant: that frames which others have and have not inserted are waited for.
 
 use std::cell::Cell;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::arena::{AllocAmount, Arena, FrameAlignment, FrameRun, Gap};
@@ -70,6 +78,8 @@ const STALL: Duration = Duration::from_millis(1);
 /// vain: pins may be dropped meanwhile, and a fill may never end.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 const LOOK_AGAIN_MAX: Duration = Duration::from_millis(160);
+/// Requests in flight are not taken to hang before that, however short writers are held up: the device may be slow.
+const HANG_MIN: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum FillUrgency {
@@ -121,6 +131,31 @@ pub(crate) struct FrameSupply {
     pub(crate) folio_orders: Orders,
     /// Pages of the windows that uncached reads have announced.
     uncached_coming: AtomicU64,
+    /// The requests in flight, as a thread that waits for memory saw them last.
+    in_flight_seen: Mutex<InFlightSnapshot>,
+}
+
+/// The requests in flight when a thread that waits for memory looked, and since when there are these.
+#[derive(Clone, Copy, Debug)]
+struct InFlightSnapshot {
+    in_flight: u64,
+    /// How many have ended: with one that begins or ends, one of the two counts is another.
+    ended: u64,
+    since: Instant,
+}
+
+impl InFlightSnapshot {
+    fn none() -> Self {
+        Self { in_flight: 0, ended: 0, since: Instant::now() }
+    }
+
+    /// Whether some are in flight, and none has begun or ended for as long as `hang_time`.
+    fn hangs(&mut self, in_flight: u64, ended: u64, hang_time: Duration) -> bool {
+        if (self.in_flight, self.ended) != (in_flight, ended) {
+            *self = Self { in_flight, ended, since: Instant::now() };
+        }
+        in_flight > 0 && self.since.elapsed() >= hang_time
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -193,12 +228,12 @@ impl<'f> UncachedReservation<'f> {
         Self { supply, pages: Cell::new(pages), is_asked }
     }
 
-    fn is_content(&self, pages: u32, least: u32) -> bool {
+    fn has_enough(&self, pages: u32, least: u32) -> bool {
         pages >= least || self.is_asked && pages > 0
     }
 
     /// Whether it may evict from others for its first page.
-    fn may_press(&self, locks: LockWait) -> bool {
+    fn may_evict_others(&self, locks: LockWait) -> bool {
         self.is_asked && locks == LockWait::Wait
     }
 
@@ -233,6 +268,7 @@ impl FrameSupply {
             in_background: false,
             folio_orders,
             uncached_coming: AtomicU64::new(0),
+            in_flight_seen: Mutex::new(InFlightSnapshot::none()),
         }
     }
 
@@ -304,9 +340,9 @@ impl FrameSupply {
                 charge.grow(wanted, unit);
                 charge.pages()
             });
-            wanted = if coming.is_content(has, least) {
+            wanted = if coming.has_enough(has, least) {
                 has
-            } else if coming.may_press(locks) {
+            } else if coming.may_evict_others(locks) {
                 least
             } else {
                 0
@@ -399,12 +435,12 @@ impl FrameSupply {
             has += self.take_frames(wanted, AllocAmount::Less, locks, &mut runs);
             has
         });
-        if coming.is_content(has, least) {
+        if coming.has_enough(has, least) {
             return runs;
         }
         // A fill that no reader asked for can wait, and leaves reclaim to others.
         runs.drain(..).for_each(|run| self.arena.free_run(run.frame, run.pages));
-        if coming.may_press(locks) {
+        if coming.may_evict_others(locks) {
             let mut gaps = wanted.gaps.to_vec();
             cut_short(&mut gaps, least);
             let wanted = WantedFrames { gaps: &gaps, pages: least, at_a_time: least, ..wanted };
@@ -438,7 +474,7 @@ impl FrameSupply {
         coming.keep(least);
         self.reclaim.reclaim_uncached(pool, least - has, locks);
         has = take();
-        if has >= least || !coming.may_press(locks) {
+        if has >= least || !coming.may_evict_others(locks) {
             return has;
         }
         // 3 From any pool.
@@ -517,6 +553,19 @@ impl FrameSupply {
         let ((fills, filled), (flushes, flushed)) = (self.reclaim.all_fills(), self.writeback.under_way());
         let (spills, spilled) = self.spills();
         (fills + flushes + spills, filled + flushed + spilled)
+    }
+
+    /// How long a thread that needs memory waits for what is in flight while no page comes in.
+    fn hang_time(&self) -> Duration {
+        self.writeback.options().wait_max.max(HANG_MIN)
+    }
+
+    /// Whether all requests in flight seem to hang: as seen by threads that wait for memory, none has begun or ended
+    /// for the hang time.
+    fn hangs(&self) -> bool {
+        let mut seen = self.in_flight_seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let (in_flight, ended) = self.under_way();
+        seen.hangs(in_flight, ended, self.hang_time())
     }
 
     /// Pages in flight to the spill file, and how many folios have ended.
@@ -614,11 +663,21 @@ impl ShortageWait<'_> {
         if self.inserted.replace(inserted) != Some(inserted) {
             (self.stalls, self.began) = (0, Instant::now()); // others have got memory: they were faster
         }
-        if self.stalls >= STALLS_MAX && !self.may_end() {
+        let is_late = self.began.elapsed() >= self.supply.hang_time();
+        // Each wait looks at it, so that the next need knows.
+        let hangs = self.supply.hangs();
+        let mut in_flight = InFlightState::MayEnd;
+        if (is_late || hangs) && self.has_own_device_in_flight() {
+            self.began = Instant::now(); // when that has ended, there may be memory
+        } else if is_late || hangs {
+            in_flight = InFlightState::Hung;
+        }
+        let is_over = is_late && in_flight == InFlightState::Hung;
+        if is_over || self.stalls >= STALLS_MAX && !self.may_end(in_flight) {
             return false;
         }
         self.supply.writeback.write_for_reclaim();
-        if self.wait_for_progress() {
+        if self.wait_for_progress(in_flight) {
             (self.stalls, self.look_again) = (self.stalls + 1, LOOK_AGAIN);
         } else {
             // A slow device is no reason to give up, and no reason to look ever so often.
@@ -627,10 +686,21 @@ impl ShortageWait<'_> {
         true
     }
 
+    /// Whether fills are in flight that memory may come of, and some are of the device that the page is to come from.
+    fn has_own_device_in_flight(&self) -> bool {
+        let device = self.mapping.identity().shared_device();
+        self.fills() > 0 && !self.mapping.is_memory() && self.supply.reclaim.has_fills_of(device)
+    }
+
+    fn fills(&self) -> u64 {
+        let reclaim = &self.supply.reclaim;
+        self.pool.map_or_else(|| reclaim.all_fills(), |pool| reclaim.fills(pool)).0
+    }
+
     /// Waits for a fill or a flush to end since the last look, and reaps where no other thread does; or a moment, if
-    /// none is in flight: frames may be on their way between arena and tree. `false`: none has ended in `look_again`,
-    /// and memory may have come free otherwise.
-    fn wait_for_progress(&self) -> bool {
+    /// none is in flight, or all hang: frames may be on their way between arena and tree. `false`: none has ended in
+    /// `look_again`, and memory may have come free otherwise.
+    fn wait_for_progress(&self, in_flight: InFlightState) -> bool {
         let Self { supply, mapping, completed, .. } = *self;
         // It may be in flight at another backend, where no thread waits: then this thread waits there.
         let (_, any) = supply.under_way();
@@ -643,7 +713,7 @@ impl ShortageWait<'_> {
         };
         let backend = idle.unwrap_or_else(own);
         backend.reap(ReapMode::Ready, &mut || false);
-        if self.under_way() == (0, completed) {
+        if self.under_way() == (0, completed) || in_flight == InFlightState::Hung {
             pause(STALL);
             return true;
         }
@@ -659,7 +729,7 @@ impl ShortageWait<'_> {
         self.under_way() == (0, self.completed)
             && reclaim.lists().outstanding(pool) == 0
             && !writeback.pages_may_be_written()
-            && !self.may_end()
+            && !self.may_end(InFlightState::MayEnd)
     }
 
     fn under_way(&self) -> (u64, u64) {
@@ -672,23 +742,33 @@ impl ShortageWait<'_> {
 
     /// Whether pages in flight, or held by others, are still waited for. A file whose device takes nothing always has
     /// dirty pages, and holders of folios may wait for this thread's locks: these are waited for so long and no longer.
-    /// Where looks at files hang, each hang is waited for so long, and not by each need anew.
-    fn may_end(&self) -> bool {
+    /// Where requests or looks at files hang, each hang is waited for so long, and not by each need anew: folios that
+    /// hung requests hold look as if threads did.
+    fn may_end(&self, in_flight: InFlightState) -> bool {
         let FrameSupply { reclaim, writeback, spill, .. } = self.supply;
-        let (fills, _) = self.pool.map_or_else(|| reclaim.all_fills(), |pool| reclaim.fills(pool));
+        let may_end = in_flight == InFlightState::MayEnd;
         let is_spilling = |spill: &Arc<Spill>| spill.under_way().0 > 0 && spill.trouble().is_none();
+        let is_flushing = || may_end && writeback.under_way().0 > 0;
         let is_under_way = || {
-            self.pool.is_some() && (writeback.under_way().0 > 0 || writeback.pages_may_be_written())
-                || spill.as_ref().is_some_and(is_spilling)
+            self.pool.is_some() && (is_flushing() || writeback.pages_may_be_written())
+                || may_end && spill.as_ref().is_some_and(is_spilling)
                 || writeback.looks_may_end()
                 || self.was_charged
                 || self.is_charged()
-                || reclaim.in_use(self.pool) != self.in_use
+                || may_end && reclaim.in_use(self.pool) != self.in_use
                 || reclaim.inserted(self.pool) != self.inserted_before
                 || self.under_way().1 != self.completed
         };
-        fills > 0 || self.began.elapsed() < writeback.options().wait_max && is_under_way()
+        may_end && self.fills() > 0 || self.began.elapsed() < writeback.options().wait_max && is_under_way()
     }
+}
+
+/// Whether requests in flight are a reason to wait for memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum InFlightState {
+    MayEnd,
+    /// None has ended for so long that they may never end.
+    Hung,
 }
 
 fn cut_short(gaps: &mut Vec<Gap>, pages: u32) {
@@ -731,6 +811,19 @@ mod tests {
 
     use super::super::shared::Filemap;
     use super::*;
+
+    #[test]
+    fn requests_in_flight_hang_while_none_begins_or_ends() {
+        let (none, never) = (Duration::ZERO, Duration::MAX);
+        let mut seen = InFlightSnapshot::none();
+        assert!(!seen.hangs(0, 7, none), "nothing is in flight");
+        assert!(seen.hangs(2, 7, none) && !seen.hangs(2, 7, never));
+        let since = Instant::now().checked_sub(LOOK_AGAIN_MAX).expect("the machine runs for longer");
+        for (in_flight, ended) in [(3, 7), (2, 8)] {
+            seen = InFlightSnapshot { in_flight: 2, ended: 7, since };
+            assert!(seen.hangs(2, 7, LOOK_AGAIN_MAX) && !seen.hangs(in_flight, ended, LOOK_AGAIN_MAX));
+        }
+    }
 
     /// Where pages come in, others have got memory, however often this thread was late.
     #[test]

@@ -3,7 +3,6 @@
 //! ```text
 //!   start     fills of what is missing, many at a time            start_bringing
 //!   bring     each folio waited for as a whole                    bring
-//!   read      one page, if its folio did not come                 read_brought
 //! ```
 //!
 //! Many pages can be on their way while the first are waited for. Where a folio did not come, its pages are read one
@@ -21,7 +20,7 @@ use crate::error::{Error, ErrorKind};
 use crate::mapping::Mapping;
 use crate::readahead::{Config, Readahead, Window};
 use crate::sync::{Rank, RankedMutex};
-use crate::units::{Order, PAGE_SIZE, PageIndex, PoolNumber};
+use crate::units::{Order, PageIndex, PoolNumber};
 
 use super::fill::{AfterSubmit, FillOutcome, FillRequest, SubmitBatch};
 use super::frame_supply::FillUrgency;
@@ -106,16 +105,5 @@ impl Filemap {
             }
         }
         brought
-    }
-
-    pub(crate) fn read_brought(
-        self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
-        position: u64,
-        to: &mut [u8],
-    ) -> Result<usize, Error> {
-        let none = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(PAGE_SIZE as u32)));
-        let reader = Reader::new(&none, PoolNumber::DEFAULT, None).without_size_check();
-        self.read(&reader.call(mapping, WaitPolicy::Wait), position, to)
     }
 }

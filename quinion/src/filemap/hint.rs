@@ -2,12 +2,13 @@
 //!
 //! ```text
 //!   will_need   range -> pieces -> fill each, wait for none     until all of it, or half the memory, is on its way
+//!               ranges -> a batch of them to the device at a time: it may join what lies close together
 //!   dont_need   range -> pieces -> drop folios not held         whole folios inside the range only,
 //!                                  and shadow entries there
 //! ```
 //!
 //! A hint costs no reader anything: the locks are released between pieces, no device is waited for, and a hint that
-//! cannot be followed says how far it was.
+//! cannot be followed says how far it was. A batch of ranges holds off the invalidation of its file, as a window does.
 //!
 //! Invariants:
 //!  1. The three counts of a [`Prefetch`] add up to the pages of the range that the file has.
@@ -32,6 +33,9 @@ use super::wait_policy::WaitPolicy;
 
 /// 1 MiB, so that a lock is held for a moment only.
 const PIECE_PAGES: u64 = 256;
+/// Ranges that go to the device together, and pages of them: 8 MiB.
+const BATCH_RANGES: usize = 256;
+const BATCH_PAGES: u64 = 2048;
 
 /// The outcome of a prefetch, by pages of the range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -73,22 +77,55 @@ impl Filemap {
         done
     }
 
+    /// As [`Filemap::will_need`], of ranges whose fills go to the device together, as many as a batch has.
+    pub(crate) fn will_need_ranges(
+        self: &Arc<Self>,
+        pool: PoolNumber,
+        mapping: &Arc<Mapping>,
+        ranges: &[Range<u64>],
+    ) -> Prefetch {
+        let limit = self.pages_max().min(self.supply.reclaim.lists().limit(pool)) / 2;
+        let mut done = Prefetch::default();
+        for ranges in ranges.chunks(BATCH_RANGES) {
+            let mut submit_batch = SubmitBatch::of(self, mapping, pool, None);
+            let mut batch_pages = 0;
+            for range in ranges {
+                let len = range.end.saturating_sub(range.start);
+                let (mut at, end) = pages_touched(mapping, range.start, len);
+                while at < end && done.started_pages < limit && done.left_pages == 0 {
+                    let pages = PIECE_PAGES.min(limit - done.started_pages).min(end.0 - at.0);
+                    let piece = at..PageIndex(at.0 + pages);
+                    let missing = insert_piece(&mut submit_batch, &piece);
+                    let left = if missing > 0 {
+                        missing.min(self::missing(&mapping.lock(), at, piece.end))
+                    } else {
+                        0
+                    };
+                    done.started_pages += missing - left;
+                    done.cached_pages += pages - missing;
+                    done.left_pages += left;
+                    (at, batch_pages) = (piece.end, batch_pages + missing);
+                    if batch_pages >= BATCH_PAGES {
+                        submit_batch.submit(AfterSubmit::Anything);
+                        (submit_batch, batch_pages) = (SubmitBatch::of(self, mapping, pool, None), 0);
+                    }
+                }
+                done.left_pages += end.0.saturating_sub(at.0);
+            }
+            submit_batch.submit(AfterSubmit::Anything);
+        }
+        done
+    }
+
     fn fetch_piece(
         self: &Arc<Self>,
         pool: PoolNumber,
         mapping: &Arc<Mapping>,
         Range { start: from, end }: Range<PageIndex>,
     ) -> Prefetch {
-        let missing = missing(&mapping.lock(), from, end);
-        if missing > 0 {
-            let pages = (end.0 - from.0) as u32;
-            let window = Window { order: Order::fitting(pages), ..Window::exact(from, pages) };
-            let mut submit_batch = SubmitBatch::of(self, mapping, pool, None);
-            let (urgency, wait_policy) = (FillUrgency::Hinted, WaitPolicy::Start);
-            let request = FillRequest { window, wanted: from..from, urgency, wait_policy };
-            let _ = submit_batch.insert_window(&request);
-            submit_batch.submit(AfterSubmit::Anything);
-        }
+        let mut submit_batch = SubmitBatch::of(self, mapping, pool, None);
+        let missing = insert_piece(&mut submit_batch, &(from..end));
+        submit_batch.submit(AfterSubmit::Anything);
         let left = if missing > 0 { missing.min(self::missing(&mapping.lock(), from, end)) } else { 0 };
         Prefetch { started_pages: missing - left, cached_pages: end.0 - from.0 - missing, left_pages: left }
     }
@@ -108,6 +145,19 @@ impl Filemap {
         self.counters.add(Count::Dropped, dropped);
         dropped
     }
+}
+
+/// Inserts the missing pages of a piece, as far as that can be done now. How many were missing.
+fn insert_piece(submit_batch: &mut SubmitBatch<'_>, piece: &Range<PageIndex>) -> u64 {
+    let missing = missing(&submit_batch.mapping().lock(), piece.start, piece.end);
+    if missing > 0 {
+        let (from, pages) = (piece.start, (piece.end.0 - piece.start.0) as u32);
+        let window = Window { order: Order::fitting(pages), ..Window::exact(from, pages) };
+        let (urgency, wait_policy) = (FillUrgency::Hinted, WaitPolicy::Start);
+        let request = FillRequest { window, wanted: from..from, urgency, wait_policy };
+        let _ = submit_batch.insert_window(&request);
+    }
+    missing
 }
 
 fn missing(guard: &MappingGuard<'_>, from: PageIndex, end: PageIndex) -> u64 {

@@ -42,7 +42,9 @@ use crate::mapping::{BatchEnd, Mapping, ReadBatch, RemoveFilter};
 use crate::readahead::{Cached, Config, ReadRequest, Readahead, Window, Windows};
 use crate::stats::Count;
 use crate::sync::{Rank, RankedGuard, RankedMutex};
-use crate::units::{FILE_BYTES_MAX, PAGE_SIZE, PageIndex, PoolNumber, met_end_within_page, pages_of_bytes};
+use crate::units::{
+    FILE_BYTES_MAX, Order, PAGE_SIZE, PageIndex, PoolNumber, met_end_within_page, pages_of_bytes,
+};
 
 use super::fill::{AfterSubmit, FillOutcome, FillRequest, SubmitBatch, WindowFills};
 use super::frame_supply::FillUrgency;
@@ -365,7 +367,9 @@ impl Filemap {
                     submit_batch.submit(AfterSubmit::Anything);
                 }
                 // 4 The page.
-                self.await_miss(missed, &BegunFill { batch: &batch, backend: &*backend, next })
+                let outcome = self.await_miss(missed, &BegunFill { batch: &batch, backend: &*backend, next });
+                batch.recycle();
+                outcome
             }
         }
     }
@@ -540,10 +544,18 @@ impl Filemap {
 
     /// Forgets the clean pages of a file and takes its attributes anew. A folio that is dirty in part loses its clean
     /// pages before the attributes are taken: a page that stayed would pass for the file as it is now. Waits for fills
-    /// and flushes in flight there. Fails if the file cannot be looked at; or as [`Truncation::invalidate`].
+    /// and flushes in flight there, and in a cache with a smallest folio for those of its dirty pages. Fails if the
+    /// file cannot be looked at, or written to for that; or as [`Truncation::invalidate`].
     pub fn invalidate(self: &Arc<Self>, mapping: &Arc<Mapping>) -> Result<(), Error> {
-        if mapping.keeps_clean() {
+        let mut keeps_clean = mapping.keeps_clean();
+        if keeps_clean {
             Truncation::of(self, mapping).invalidate(0..FILE_BYTES_MAX, RemoveFilter::Clean)?;
+            keeps_clean = self.supply.folio_orders.min > Order::ZERO && mapping.keeps_clean();
+        }
+        // Smallest folios are not split. They go whole when their dirty pages are in the file.
+        if keeps_clean {
+            let failed = |source| Repr::Sync { source: Box::new(source) };
+            self.supply.writeback.write_out(mapping).map_err(failed)?;
         }
         let pages = mapping.invalidate().map_err(Repr::Attributes)?;
         self.counters.add(Count::Invalidated, pages);
@@ -679,8 +691,9 @@ fn plan_miss<'r>(
     let Some(mut guard) = reader.readahead().lock_as(wait_policy.locks()) else {
         return Err(Repr::WouldBlock { position }.into());
     };
-    // Another thread may have filled the page meanwhile: readahead must not take that for a lost window.
-    if mapping.index().probe(index) != Err(NotReady::Mismatch) {
+    // Another thread of the handle may have filled the page meanwhile: readahead must not take that for a lost window.
+    // If one of another handle did, the insertion finds it.
+    if guard.may_have_fetched(index) && mapping.index().probe(index) != Err(NotReady::Mismatch) {
         return Ok(None);
     }
     let pages = pages_of_bytes((position % PAGE_SIZE as u64).saturating_add(len as u64));

@@ -41,7 +41,8 @@
 //! Invariants:
 //!  1. When a cut returns, no page at or behind the new end is cached, but zeros in the last smallest folio. (T02)
 //!  2. Data of the file outside the range is not changed, and no dirty page of it becomes clean. (T06)
-//!  3. After an error of the device dirty pages are dirty. Clean pages that may differ are forgotten.
+//!  3. After an error, of the device or of memory, dirty pages are dirty. Clean pages that may differ are forgotten, or
+//!     go at the next look.
 //!
 //! Not an invariant: that a read of several pages sees a punch whole.
 //!
@@ -89,6 +90,7 @@ pub enum OnPinned {
 #[derive(Debug)]
 struct ExclusiveAccess<'m> {
     mapping: &'m Arc<Mapping>,
+    opening: Option<&'m Arc<dyn Backend>>,
     version: RankedWriteGuard<'m, Version>,
     _write: Option<RankedWriteGuard<'m, ()>>,
     // Last: a waker runs its owner's code, which may take locks, when all here are released.
@@ -96,20 +98,25 @@ struct ExclusiveAccess<'m> {
 }
 
 impl<'m> ExclusiveAccess<'m> {
-    fn with(mapping: &'m Arc<Mapping>) -> Self {
+    fn with(mapping: &'m Arc<Mapping>, opening: Option<&'m Arc<dyn Backend>>) -> Self {
         let (wakes, write) = (DeferredWakes::new(), mapping.write_alone());
-        Self { mapping, version: mapping.invalidate_alone(), _write: Some(write), _wakes: wakes }
+        Self { mapping, opening, version: mapping.invalidate_alone(), _write: Some(write), _wakes: wakes }
     }
 
     /// Changes the file; if the version before was this cache's, the new one is. That cannot be told while a look after
     /// flushes is due: what others did since they ended has no times of its own.
     fn change(&mut self, change: impl FnOnce(&dyn Backend) -> std::io::Result<()>) -> std::io::Result<()> {
-        let device = device_of(self.mapping);
+        let device = match (self.mapping.writeback().writer(), self.opening) {
+            (None, Some(opening)) => Arc::clone(opening),
+            _ => device_of(self.mapping),
+        };
         let look = self.mapping.begin_look();
         let was_known =
             device.attributes().is_ok_and(|before| self.mapping.is_as_known(*self.version, look, &before));
         let was_known = was_known && self.mapping.writeback().not_looked_at().is_none();
         change(&*device)?;
+        // After it: a sync that began before may not cover it.
+        self.mapping.writeback().note_cut();
         let all_ended = self.mapping.writeback().all_ended();
         if was_known && let Ok(after) = device.attributes() {
             *self.version = after.version;
@@ -126,12 +133,18 @@ impl<'m> ExclusiveAccess<'m> {
 pub struct Truncation<'c> {
     filemap: &'c Arc<Filemap>,
     mapping: &'c Arc<Mapping>,
+    opening: Option<&'c Arc<dyn Backend>>,
 }
 
 impl<'c> Truncation<'c> {
     /// Nothing is done yet.
     pub fn of(filemap: &'c Arc<Filemap>, mapping: &'c Arc<Mapping>) -> Self {
-        Self { filemap, mapping }
+        Self { filemap, mapping, opening: None }
+    }
+
+    /// A file without a writer is changed by `opening`, which becomes its writer if the open that asks succeeds.
+    pub fn by(self, opening: &'c Arc<dyn Backend>) -> Self {
+        Self { opening: Some(opening), ..self }
     }
 
     /// Cuts the file, or extends it with zeros. Waits for the device, for writers, and for requests in flight there.
@@ -179,7 +192,7 @@ impl<'c> Truncation<'c> {
     /// the range behind it is ignored. Waits as [`Truncation::cut`].
     ///
     /// # Errors
-    /// As there; if it is the backend's, some of the range may be zero.
+    /// As there; but some of the range may be zero.
     pub fn punch(self, range: Range<u64>, on_pinned: OnPinned) -> Result<(), Error> {
         let page = PAGE_SIZE as u64;
         let touched = PageIndex(range.start / page)..PageIndex(range.end.div_ceil(page));
@@ -197,23 +210,30 @@ impl<'c> Truncation<'c> {
             false => PageIndex(range.end / page).align_down(self.filemap.supply.folio_orders.min),
         };
         let between = from.min(end)..end.max(from.min(end));
-        if between.is_empty() {
-            self.zero(range.clone())?;
+        let edges = if between.is_empty() {
+            [range.clone(), range.end..range.end]
         } else {
             // As in a cut, the device may refuse.
             let first = between.start;
             let unwanted = if self.mapping.is_memory() { between.clone() } else { first..first };
             self.split(between.start, unwanted.clone())?;
             self.split(between.end, unwanted)?;
-            self.zero(range.start..between.start.first_byte())?;
-            self.zero(between.end.first_byte()..range.end)?;
-        }
-        let lengthened = if range.end == self.mapping.size() { self.reach_end(&mut alone) } else { Ok(()) };
-        let punched = lengthened.and_then(|()| alone.change(|device| device.punch(range.clone())));
-        if let Err(source) = punched {
-            self.forget_clean(touched)?;
+            [range.start..between.start.first_byte(), between.end.first_byte()..range.end]
+        };
+        let zeroed = edges.into_iter().try_for_each(|edge| self.zero(edge));
+        let punched = zeroed.and_then(|()| {
+            let lengthened =
+                if range.end == self.mapping.size() { self.reach_end(&mut alone) } else { Ok(()) };
+            let punched = lengthened.and_then(|()| alone.change(|device| device.punch(range.clone())));
             let (position, len) = (range.start, range.end - range.start);
-            return Err(Repr::Punch { position, len, source }.into());
+            punched.map_err(|source| Repr::Punch { position, len, source }.into())
+        });
+        if let Err(error) = punched {
+            // A memory file's pages are never clean.
+            if !self.mapping.is_memory() {
+                self.forget_clean(touched);
+            }
+            return Err(error);
         }
         self.remove(between, RemoveFilter::All);
         Ok(())
@@ -293,7 +313,7 @@ impl<'c> Truncation<'c> {
     ) -> Result<ExclusiveAccess<'c>, Error> {
         let begun = Instant::now();
         loop {
-            let alone = ExclusiveAccess::with(self.mapping);
+            let alone = ExclusiveAccess::with(self.mapping, self.opening);
             if !self.mapping.is_memory() {
                 self.wait_for_in_flight(pages.clone());
             }
@@ -416,15 +436,19 @@ impl<'c> Truncation<'c> {
         Ok(self.remove(pages, RemoveFilter::Clean))
     }
 
-    /// A punch failed half-way: the file may differ from clean cached pages.
-    fn forget_clean(self, pages: Range<PageIndex>) -> Result<(), Error> {
+    /// A punch failed half-way: the file may differ from clean cached pages. Those that cannot be forgotten, because
+    /// their smallest folio is dirty in part or there is no memory to split a larger one, go at the next look at the
+    /// file.
+    fn forget_clean(self, pages: Range<PageIndex>) {
         let (from, end) = (
             pages.start.align_down(self.filemap.supply.folio_orders.min),
             pages.end.align_up(self.filemap.supply.folio_orders.min),
         );
-        self.split(from, from..from)?;
-        self.split(end, from..from)?;
-        self.remove_clean(from..end).map(drop)
+        let split = self.split(from, from..from).and_then(|()| self.split(end, from..from));
+        let forgotten = split.and_then(|()| self.remove_clean(from..end));
+        if forgotten.is_err() || self.mapping.keeps_clean() {
+            self.mapping.note_unknown_change();
+        }
     }
 
     /// Zeroes in place, page by page. A pinned folio is replaced by a copy.

@@ -2,6 +2,8 @@
 //!
 //! ```text
 //!   write    0 throttle   too much is dirty? wait a little, before any lock is taken               writeback.rs
+//!                         and again where the call itself has come above the ceiling, with no lock; but an append,
+//!                         whose bytes follow each other, keeps Write
 //!            1 lock       inside the file: Write, with other writers; to make it longer: alone
 //!            2 piece by piece
 //!                cached         hold the folio, write page by page, in place            folio/writer.rs
@@ -23,7 +25,7 @@
 //!
 //! **Waiting.** Writers inside the file go on side by side, under the page's lock for one copy at a time. A caller that
 //! makes the file longer, appends, cuts or punches has the Write lock alone. It may be held while a page is read or
-//! memory is waited for; the end of a fill or a flush takes neither it nor Invalidate.
+//! memory is waited for, and an append throttled; the end of a fill or a flush takes neither it nor Invalidate.
 //!
 //! **The size** is published (Release) under the tree's lock, after the bytes are in their pages and in the same hold
 //! in which these become dirty. So a reader who sees it finds the bytes; and write-back, which looks at the size in the
@@ -77,6 +79,8 @@ use super::wait_policy::WaitPolicy;
 
 const INSERT_PAGES_MAX: u64 = Order::MAX.pages() as u64;
 const TRIES: u32 = 1000;
+/// A call that has made so many bytes dirty, some of them, looks whether it is too much by now.
+const THROTTLED_BYTES: usize = 1 << 20;
 const PIN_LOOK: std::time::Duration = std::time::Duration::from_millis(1);
 
 #[derive(Clone, Copy, Debug)]
@@ -146,6 +150,18 @@ struct WriteCall<'c> {
     filemap: &'c Arc<Filemap>,
     context: WriteContext<'c>,
     lock: WriteLockMode,
+    on_dirty: OnDirty,
+}
+
+/// The next step of a call that finds too much dirty on its way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum OnDirty {
+    /// It is throttled again, with no lock.
+    Release,
+    /// It is throttled under its lock, because its bytes follow each other in the file.
+    Keep,
+    /// It goes on: all that it writes is dirty for good.
+    GoOn,
 }
 
 #[derive(Debug)]
@@ -154,6 +170,8 @@ enum WriteStop {
     Pinned(u64),
     /// The folio there is being filled, of a memory file: no lock is held while that is waited for.
     Filling(PageIndex),
+    /// Too much is dirty by now: the rest comes after a wait, for which no lock is held.
+    Dirty,
     Failed(Error),
 }
 
@@ -164,6 +182,10 @@ impl WriteStop {
             WriteStop::Pinned(position) => Repr::Pinned { position }.into(),
             WriteStop::Filling(_) => {
                 let why = "another call is filling that page from its source; write the rest again";
+                Repr::WriteAgain { position, why }.into()
+            }
+            WriteStop::Dirty => {
+                let why = "too many other bytes wait to be written; write the rest again";
                 Repr::WriteAgain { position, why }.into()
             }
             WriteStop::Grows => {
@@ -263,7 +285,8 @@ impl Filemap {
         self.throttle(mapping, piece)?;
         let mut done = 0;
         let lock = if piece.end() <= mapping.size() { WriteLockMode::Shared } else { WriteLockMode::Alone };
-        let call = WriteCall { filemap: self, context, lock };
+        let on_dirty = if mapping.is_memory() { OnDirty::GoOn } else { OnDirty::Release };
+        let call = WriteCall { filemap: self, context, lock, on_dirty };
         let outcome = call.write_shared_or_alone(piece, &mut done);
         call.end_write(done);
         if done > 0 { Ok(done) } else { outcome.map(|()| 0) }
@@ -287,7 +310,8 @@ impl Filemap {
                 return Err(too_large(position));
             }
             let piece = WriteProgress { position, bytes: within_device(mapping, position, bytes)? };
-            let call = WriteCall { filemap: self, context, lock: WriteLockMode::Alone };
+            let on_dirty = if mapping.is_memory() { OnDirty::GoOn } else { OnDirty::Keep };
+            let call = WriteCall { filemap: self, context, lock: WriteLockMode::Alone, on_dirty };
             let outcome = call.write_pieces(piece, &mut done);
             drop(alone);
             drop(wakes);
@@ -301,7 +325,7 @@ impl Filemap {
                     call.wait_filled(index);
                     Ok(())
                 }
-                Err(WriteStop::Grows) => Ok(()),
+                Err(WriteStop::Grows | WriteStop::Dirty) => Ok(()),
                 Err(WriteStop::Failed(error)) => Err(error),
             };
             why?;
@@ -378,24 +402,30 @@ impl WriteCall<'_> {
                 }
                 Err(WriteStop::Pinned(at)) => self.wait_unpinned(at, &mut begun)?,
                 Err(WriteStop::Filling(index)) => self.wait_filled(index),
+                Err(WriteStop::Dirty) => self.filemap.throttle(self.context.mapping, piece.behind(*done))?,
                 Err(WriteStop::Failed(error)) => return Err(error),
             }
         }
     }
 
-    /// 2: writes the rest after `done` bytes, and advances that.
+    /// 2: writes the rest after `done` bytes, and advances that. It stops where it has come above the ceiling of dirty
+    /// pages: one call could else have all of memory, for a device that takes nothing.
     fn write_pieces(self, piece: WriteProgress<'_>, done: &mut usize) -> Result<(), WriteStop> {
         let size = self.context.mapping.size();
         match self.lock {
             WriteLockMode::Shared if size < piece.end() => return Err(WriteStop::Grows),
             // Bytes between the old end and the piece become the file's.
-            WriteLockMode::Alone if size < piece.position => {
+            WriteLockMode::Alone if size < piece.behind(*done).position => {
                 Truncation::of(self.filemap, self.context.mapping).zero_behind_end()?
             }
             _ => {}
         }
-        let mut tries = 0;
+        let (mut tries, mut looked) = (0, *done);
         while *done < piece.bytes.len() {
+            if *done - looked >= THROTTLED_BYTES {
+                looked = *done;
+                self.throttle_again(piece.behind(*done))?;
+            }
             let rest = piece.behind(*done);
             let written = match self.context.mapping.try_hold(PageIndex::of_byte(rest.position)) {
                 Ok(held) => self.write_held(&held, rest)?,
@@ -411,6 +441,18 @@ impl WriteCall<'_> {
             }
         }
         Ok(())
+    }
+
+    /// The call may have come above the ceiling of dirty pages, and `rest` is to be written.
+    fn throttle_again(self, rest: WriteProgress<'_>) -> Result<(), WriteStop> {
+        let is_above = || self.filemap.supply.writeback.is_above_ceiling();
+        match self.on_dirty {
+            OnDirty::Release if is_above() => Err(WriteStop::Dirty),
+            OnDirty::Keep if is_above() => {
+                self.filemap.throttle(self.context.mapping, rest).map_err(WriteStop::from)
+            }
+            OnDirty::Release | OnDirty::Keep | OnDirty::GoOn => Ok(()),
+        }
     }
 
     fn end_write(self, done: usize) {

@@ -47,6 +47,6 @@ mod locked;
 pub use locked::{FinishOutcome, LockedFolio, LockedState};
 mod pinned;
 pub(crate) use pinned::UnpinObserver;
-pub use pinned::{Chunks, Pinned, PinnedFolio, PinnedFolios};
+pub use pinned::{Chunks, KeptMemory, Pinned, PinnedFolio, PinnedFolios};
 mod writer;
 pub use writer::{FolioWriter, PageWriter, WriteOutcome};

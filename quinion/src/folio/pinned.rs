@@ -37,6 +37,36 @@ struct Pins {
     copied: OnceLock<Box<[u8]>>,
 }
 
+/// The memory that a pin keeps: whole folios. Those of which it has only a part are named, since other pins may have
+/// other parts. Those that it has whole are not: to name each costs more than to count it for each such pin.
+#[derive(Clone, Debug, Default)]
+pub struct KeptMemory {
+    /// Of folios that are pinned whole, in bytes.
+    whole_bytes: u64,
+    /// The first and the last folio, with their bytes, as far as these are pinned in part.
+    partial: [Option<(Frame, u64)>; 2],
+}
+
+impl KeptMemory {
+    /// That of so many bytes, which share no folio with others.
+    pub fn of_bytes(bytes: u64) -> Self {
+        Self { whole_bytes: bytes, partial: [None; 2] }
+    }
+
+    /// The bytes that several keep, or more. A folio that they have in part is counted once, and once more for each
+    /// that has it whole.
+    pub fn sum_bytes<'a>(all: impl Iterator<Item = &'a Self>) -> u64 {
+        let (mut sum, mut partial) = (0, Vec::new());
+        for kept in all {
+            sum += kept.whole_bytes;
+            partial.extend(kept.partial.iter().flatten());
+        }
+        partial.sort_unstable();
+        partial.dedup();
+        sum + partial.iter().map(|&(_, bytes)| bytes).sum::<u64>()
+    }
+}
+
 /// A constant that is lent where a memory file has no bytes. It begins with a page, as the bytes of files do, so that
 /// a device finds chunks aligned alike.
 static ZEROS: Zeros = Zeros([0; 64 << 10]);
@@ -174,6 +204,32 @@ impl Pinned {
         let mut bytes = Vec::with_capacity(self.0.len);
         self.chunks().for_each(|chunk| bytes.extend_from_slice(chunk));
         bytes
+    }
+
+    /// The memory that it keeps. Looks at the descriptor of each folio.
+    #[doc(hidden)]
+    pub fn kept_memory(&self) -> KeptMemory {
+        let Pins { arena, frames, extents, len, .. } = &*self.0;
+        let mut frames = frames.to_vec();
+        frames.dedup(); // a folio whose pages came one after the other was added more than once
+        let (Some(&first), Some(&last)) = (frames.first(), frames.last()) else {
+            return KeptMemory::default();
+        };
+        let bytes_of = |frame: Frame| arena.view().own(frame).word().order().bytes() as u64;
+        let all: u64 = frames.iter().map(|&frame| bytes_of(frame)).sum();
+        if extents.iter().any(PinnedExtent::is_zeros) {
+            return KeptMemory::of_bytes(all); // of a memory file with holes
+        }
+        let before = extents[0].first.addr() - arena.view().bytes(first).map_or(0, |bytes| bytes.addr());
+        let behind = all - before as u64 - *len as u64;
+        let of_last = Some((last, bytes_of(last))).filter(|_| behind > 0);
+        let of_first = Some((first, bytes_of(first)));
+        let of_first = of_first.filter(|_| before > 0 && (first != last || of_last.is_none()));
+        let partial = [of_first, of_last];
+        KeptMemory {
+            whole_bytes: all - partial.iter().flatten().map(|(_, bytes)| bytes).sum::<u64>(),
+            partial,
+        }
     }
 
     fn pins(&mut self) -> &mut Pins {

@@ -26,8 +26,8 @@ use super::owner::{Mapping, MappingGuard};
 impl Mapping {
     /// Forgets every folio without unwritten pages, and takes the file's attributes as they are now. Pinned and held
     /// bytes live on with their holders; fills in flight end in folios that are out of the index. The file reaches at
-    /// least as far as the folios that stay. Waits until no window is between insertion and submission, and for the
-    /// file system. Returns the pages forgotten.
+    /// least as far as the folios that stay; clean pages of these go at the next look at the file. Waits until no
+    /// window is between insertion and submission, and for the file system. Returns the pages forgotten.
     pub fn invalidate(&self) -> io::Result<u64> {
         let mut version = self.invalidate_alone();
         // Asked for under the lock: of two who come here at once, the one that asks later stores later. A flush that
@@ -46,11 +46,15 @@ impl Mapping {
         // A shorter size first, so that no reader takes the removed pages for the file's; a longer one last, so that
         // none takes the zeroes after the old end for the file's.
         let unwritten = tree.unwritten();
+        let keeps_clean = !unwritten.is_empty() && tree.keeps_clean();
         let kept_end = unwritten.last().map_or(0, |(_, end)| end.first_byte().min(self.size()));
         let size = attributes.size.max(kept_end);
         self.record().size.fetch_min(size, Ordering::Relaxed);
         *version = attributes.version;
         self.reset_own_changes(all_ended);
+        if keeps_clean {
+            self.note_unknown_change(); // a writer was faster than the caller; the next look comes here again
+        }
         self.writeback().set_size_on_device(attributes.size);
         let pages = tree.remove_all_but(&unwritten);
         self.renewals.fetch_add(1, Ordering::Release); // partner: the Acquire in `renewals`
@@ -62,22 +66,7 @@ impl Mapping {
 
     /// Whether an invalidation would leave clean pages: others of a folio of which some page is not in the file yet.
     pub fn keeps_clean(&self) -> bool {
-        if self.writeback().dirty_pages().total() == 0 {
-            return false;
-        }
-        let (guard, nodes) = (self.lock(), self.nodes());
-        let tree = guard.xarray(&nodes);
-        tree.range(0, INDICES_MAX - 1).any(|(_, entry, order)| {
-            let (Kind::Folio(frame), pages) = (entry.kind(), Order(order).pages()) else { return false };
-            let head = Frame(frame);
-            let is_clean = |page: u32| {
-                let at = head.plus(page);
-                self.view().count_bits(BitTable::Dirty, at, 1)
-                    + self.view().count_bits(BitTable::Writeback, at, 1)
-                    == 0
-            };
-            self.view().own(head).word().has(Flags::UNWRITTEN) && (0..pages).any(is_clean)
-        })
+        self.writeback().dirty_pages().total() > 0 && self.lock().keeps_clean()
     }
 
     /// As [`Mapping::invalidate`], and uses nothing that is known of the file from now on until it is looked at: for a
@@ -92,6 +81,21 @@ impl Mapping {
 }
 
 impl MappingGuard<'_> {
+    /// As [`Mapping::keeps_clean`].
+    fn keeps_clean(&self) -> bool {
+        let (nodes, view) = (self.mapping.nodes(), self.mapping.view());
+        let tree = self.xarray(&nodes);
+        tree.range(0, INDICES_MAX - 1).any(|(_, entry, order)| {
+            let (Kind::Folio(frame), pages) = (entry.kind(), Order(order).pages()) else { return false };
+            let head = Frame(frame);
+            let is_clean = |page: u32| {
+                let at = head.plus(page);
+                view.count_bits(BitTable::Dirty, at, 1) + view.count_bits(BitTable::Writeback, at, 1) == 0
+            };
+            view.own(head).word().has(Flags::UNWRITTEN) && (0..pages).any(is_clean)
+        })
+    }
+
     /// The folios of which a page is not in the file yet, as their first pages and the page behind the last such page.
     fn unwritten(&self) -> Vec<(PageIndex, PageIndex)> {
         if self.mapping.writeback().dirty_pages().total() == 0 {

@@ -45,6 +45,8 @@ pub struct Mapping {
     writeback: WritebackState,
     /// How often folios were forgotten and the file's size taken anew.
     pub(super) renewals: AtomicU64,
+    /// Fills of its pages that are in flight.
+    fills: AtomicU64,
     write: RankedRwLock<()>,
     /// The invalidate lock, and the content the folios were filled from.
     invalidate: RankedRwLock<Version>,
@@ -89,6 +91,7 @@ impl Mapping {
             backend: Mutex::new(backend),
             writeback,
             renewals: AtomicU64::new(0),
+            fills: AtomicU64::new(0),
             write: RankedRwLock::new(Rank::Write, ()),
             invalidate: RankedRwLock::new(Rank::Invalidate, attributes.version),
             identity: attributes.identity,
@@ -190,6 +193,20 @@ impl Mapping {
     pub fn writeback(&self) -> &WritebackState {
         &self.writeback
     }
+    /// `fills` fills of its pages are submitted.
+    #[inline]
+    pub fn fills_begin(&self, fills: u64) {
+        self.fills.fetch_add(fills, Ordering::Relaxed);
+    }
+    /// One of them has ended.
+    #[inline]
+    pub fn fill_ends(&self) {
+        self.fills.fetch_sub(1, Ordering::Relaxed);
+    }
+    /// Whether fills of its pages are in flight, as of a moment ago.
+    pub fn has_fills(&self) -> bool {
+        self.fills.load(Ordering::Relaxed) > 0
+    }
     /// Which file it is.
     pub fn identity(&self) -> Identity {
         self.identity
@@ -264,6 +281,26 @@ impl Mapping {
     #[inline]
     pub(super) fn nodes(&self) -> Nodes<'_> {
         self.index.nodes()
+    }
+
+    /// Whether nothing of the file has to be written. Takes the tree lock, without which a page that is taken for
+    /// write-back, or becomes dirty again, is in no count for a moment.
+    pub fn has_nothing_to_write(&self) -> bool {
+        let nothing = || self.writeback.dirty_pages().total() == 0;
+        nothing() && {
+            let _exact = self.lock();
+            nothing()
+        }
+    }
+    /// Whether nothing of the file has to be written, nor to be made durable. Takes the tree lock.
+    pub fn has_nothing_to_sync(&self) -> bool {
+        // An open that failed may have cut it; nothing is promised of that.
+        let is_done = || self.writeback.dirty_pages().total() == 0 && self.writeback.is_durable();
+        self.writeback.writer().is_none()
+            || is_done() && {
+                let _exact = self.lock();
+                is_done()
+            }
     }
 
     /// Takes the tree lock.

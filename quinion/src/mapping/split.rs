@@ -24,7 +24,8 @@
 //! Its dirty pages, which exist nowhere else, are copied.
 //! Holds of readers are short, and the thread that splits tries again. A user's pin may be long, and so may the hold of
 //! a reader whose thread was stopped. Then the folio is **detached** and lives on for its holders. Its dirty pages are
-//! copied into frames of their own; the rest is read from the device again on demand.
+//! copied into frames of their own; the rest is read from the device again on demand. A folio whose lock a thread has,
+//! which may put bytes into it, is not copied: the copy would miss them.
 //!
 //! Invariants:
 //!  1. All pages of a folio that is split stay in the index, and no holder of the tree lock sees fewer.
@@ -74,8 +75,8 @@ pub enum DetachOutcome {
     Done { pages: u32 },
     /// It is not there any more: look again.
     Removed,
-    /// It is being filled or written, or was while the copies were made, and pages without a copy became dirty:
-    /// wait for that, and try again. Nothing was changed.
+    /// It is locked, being filled or written, or was while the copies were made, and pages without a copy became
+    /// dirty: wait for that, and try again. Nothing was changed.
     InFlight,
     /// There is no page, or no cell, for the copies. Nothing was changed.
     NoMemory,
@@ -122,6 +123,11 @@ impl Mapping {
         unwanted: Range<PageIndex>,
         unit: Order,
     ) -> DetachOutcome {
+        // Before a page is copied: the owner of the lock puts bytes in place without the write lock, and may have put
+        // them behind the copy, and be gone when the copy takes the page's place. No other thread locks it meanwhile.
+        if self.view().own(held.frame()).settled_word().has(Flags::LOCKED) {
+            return DetachOutcome::InFlight;
+        }
         // An allocated folio of a memory file has no bytes, and its copies are allocated as well.
         let has_bytes = match held.is_readable() {
             ReadableState::Yes => true,

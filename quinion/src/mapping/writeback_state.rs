@@ -31,7 +31,7 @@ use std::time::Duration;
 
 use crate::backend::{Backend, SyncKind};
 use crate::errseq::ErrorSequence;
-use crate::units::{Millis, PageIndex};
+use crate::units::{FILE_BYTES_MAX, Millis, PageIndex, pages_of_bytes};
 
 use super::dirty_counts::{DirtyCounts, DirtyPages, NEVER};
 use super::own_changes::OwnChanges;
@@ -131,6 +131,9 @@ struct FlushAccount {
     /// How many of these have ended well, and did not count.
     voided: u64,
     unsynced: PageRanges,
+    /// How often the file was cut or punched, and how many of these times a sync of the whole file has followed.
+    cuts: u64,
+    synced_cuts: u64,
     failures: Failures,
     failing: Option<Failing>,
     pass: WritebackPass,
@@ -191,6 +194,8 @@ struct WritebackPass {
 struct Syncs {
     begun: u64,
     is_under_way: bool,
+    /// So many cuts were before the one under way.
+    cuts_before: u64,
     /// The last that went well: its number, its kind, and its pages.
     done: Option<(u64, SyncKind, Range<u64>)>,
 }
@@ -318,6 +323,19 @@ impl WritebackState {
         FlushNumber(self.account().next)
     }
 
+    /// The file was cut or punched on its device.
+    pub fn note_cut(&self) {
+        self.account().cuts += 1;
+    }
+
+    /// Whether syncs have covered all flushes that have ended, and all cuts; or it was told that they failed. For the
+    /// holder of the tree lock that is exact.
+    pub fn is_durable(&self) -> bool {
+        let account = self.account();
+        let is_synced = account.unsynced.is_empty() && account.cuts == account.synced_cuts;
+        is_synced && !account.syncs.is_under_way
+    }
+
     /// How many flushes have ended well and do not count, as [`WritebackState::valid_pages`] says.
     pub fn flushes_voided(&self) -> u64 {
         self.account().voided
@@ -442,6 +460,7 @@ impl WritebackState {
         }
         account.syncs.is_under_way = true;
         account.syncs.begun += 1;
+        account.syncs.cuts_before = account.cuts;
         Commit::Own(account.unsynced.take(pages.clone()))
     }
 
@@ -455,6 +474,10 @@ impl WritebackState {
     ) -> PageRanges {
         let mut account = self.account();
         account.syncs.is_under_way = false;
+        // Also if it failed: that is told, and no page has to be written again for it.
+        if pages.start == PageIndex(0) && pages.end.0 >= pages_of_bytes(FILE_BYTES_MAX) {
+            account.synced_cuts = account.syncs.cuts_before;
+        }
         let Some(errno) = failed else {
             let number = account.syncs.begun - 1;
             account.syncs.done = Some((number, kind, pages.start.0..pages.end.0));

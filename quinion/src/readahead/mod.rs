@@ -230,6 +230,15 @@ impl Readahead {
         self.set_hint(self.hint);
     }
 
+    /// Whether page `index` may be one of those that were fetched for the handle lately. A miss of it may be out of
+    /// date by the time that it is told to [`Readahead::on_miss`], which would take it for a page that was lost.
+    pub fn may_have_fetched(&self, index: PageIndex) -> bool {
+        match &self.policy {
+            ReadaheadPolicy::Streams(streams) => streams.may_have_fetched(index),
+            ReadaheadPolicy::KernelLike(_) => true,
+        }
+    }
+
     /// `asked.index` is wanted and not in the cache. Returns the windows to fetch: the first begins there,
     /// and the reader does not wait for the others. No window only if the file ends before `asked.index`.
     pub fn on_miss(&mut self, asked: ReadRequest, cached: &dyn Cached) -> Windows {
@@ -325,10 +334,10 @@ impl Readahead {
     }
 
     fn note(&mut self, windows: &mut Windows, wanted: Range<PageIndex>) {
-        windows.set_order_min(self.config.order_min);
         windows.want(wanted.clone());
         let (mut pages, mut asked) = (0, 0);
-        for window in windows.iter() {
+        for window in windows.iter_mut() {
+            window.order_min = self.config.order_min;
             let (from, to) = (window.start.max(wanted.start), window.end().min(wanted.end));
             pages += u64::from(window.pages);
             asked += to.0.saturating_sub(from.0);

@@ -63,18 +63,56 @@ enum StrideMatch {
 pub(super) struct RecentRequests {
     requests: [Request; RECENT_MAX],
     oldest: usize,
+    bounds: LowBounds,
+}
+
+/// The low 16 bits of where each request begins and ends. They lie side by side, so that the processor compares eight
+/// of them at a time: nearly always they tell that no request touches another.
+#[derive(Clone, Copy, Debug)]
+struct LowBounds {
+    firsts: [u16; RECENT_MAX],
+    ends: [u16; RECENT_MAX],
+}
+
+impl LowBounds {
+    const NOWHERE: Self = {
+        let Request { first, end, .. } = Request::NONE;
+        Self { firsts: [first.0 as u16; RECENT_MAX], ends: [end.0 as u16; RECENT_MAX] }
+    };
+
+    fn set(&mut self, at: usize, request: &Request) {
+        (self.firsts[at], self.ends[at]) = (request.first.0 as u16, request.end.0 as u16);
+    }
+
+    /// Whether a request may end where the pages `first..end` begin, or begin behind the first of them and not behind
+    /// `end`; never `false` if one does.
+    fn may_touch(&self, first: u64, end: u64) -> bool {
+        let (low, behind) = (first as u16, (end - first).saturating_sub(1).min(u16::MAX.into()) as u16);
+        let begins_there = |other: u16| other.wrapping_sub(low).wrapping_sub(1) <= behind;
+        let pairs = self.firsts.iter().zip(&self.ends);
+        pairs.fold(false, |touches, (&other, &ends)| touches | (ends == low) | begins_there(other))
+    }
+
+    /// Whether a request may be for page `index`: `false` only if none is of less than 65536 pages.
+    fn may_cover(&self, index: PageIndex) -> bool {
+        let low = index.0 as u16;
+        let pairs = self.firsts.iter().zip(&self.ends);
+        pairs.fold(false, |covers, (&first, &end)| {
+            covers | (low.wrapping_sub(first) < end.wrapping_sub(first))
+        })
+    }
 }
 
 impl RecentRequests {
     pub fn new() -> Self {
-        Self { requests: [Request::NONE; RECENT_MAX], oldest: 0 }
+        Self { requests: [Request::NONE; RECENT_MAX], oldest: 0, bounds: LowBounds::NOWHERE }
     }
 
     /// Notes `asked` and returns the pattern that it makes; `links_min` requests must touch before that counts.
     /// Requests that become a stream are not noted, and those that it grew from are forgotten.
     pub fn note(&mut self, asked: ReadRequest, links_min: u8) -> DetectedPattern {
         if let Some((at, pattern)) = self.touching(asked) {
-            let request = std::mem::replace(&mut self.requests[at], Request::NONE);
+            let request = self.put(at, Request::NONE);
             if request.links + 1 >= links_min {
                 return pattern;
             }
@@ -98,10 +136,14 @@ impl RecentRequests {
         DetectedPattern::None
     }
 
+    /// Whether one of them may be for page `index`; nearly always `false` if none is. A hint.
+    pub fn may_cover(&self, index: PageIndex) -> bool {
+        self.bounds.may_cover(index)
+    }
+
     fn touching(&self, asked: ReadRequest) -> Option<(usize, DetectedPattern)> {
         let (first, end) = (asked.index.0, asked.end().0);
-        // Nearly always all of them are far away, and that is seen in two steps for each.
-        if self.requests.iter().all(|request| (request.first.0 > end) | (request.end.0 < first)) {
+        if !self.bounds.may_touch(first, end) {
             return None;
         }
         self.requests.iter().enumerate().find_map(|(at, request)| {
@@ -136,8 +178,14 @@ impl RecentRequests {
         StrideMatch::None(nearest.unwrap_or(0))
     }
 
+    /// Returns the request that was there.
+    fn put(&mut self, at: usize, request: Request) -> Request {
+        self.bounds.set(at, &request);
+        std::mem::replace(&mut self.requests[at], request)
+    }
+
     fn remember(&mut self, request: Request) {
-        self.requests[self.oldest] = request;
+        self.put(self.oldest, request);
         self.oldest = (self.oldest + 1) % RECENT_MAX;
     }
 }
@@ -154,5 +202,60 @@ impl Request {
     fn alone(asked: ReadRequest) -> Self {
         let (first, end) = (asked.index, asked.end());
         Self { first, end, distance: 0, repeats: 0, links: 0, origin: first }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn asked(first: u64, pages: u32) -> ReadRequest {
+        ReadRequest { index: PageIndex(first), pages, file_pages: 1 << 52 }
+    }
+
+    fn remembered(requests: &[(u64, u32)]) -> RecentRequests {
+        let mut recent = RecentRequests::new();
+        requests.iter().for_each(|&(first, pages)| recent.remember(Request::alone(asked(first, pages))));
+        recent
+    }
+
+    /// The pages around a place where 16 bits begin anew, and those as far from it as 16 bits tell nothing of.
+    fn page() -> impl Strategy<Value = u64> {
+        (0..3u64, (1u64 << 16) - 40..(1 << 16) + 40).prop_map(|(high, low)| (high << 16) + low)
+    }
+
+    proptest! {
+        /// The twin looks at the whole numbers of all requests.
+        #[test]
+        fn no_request_is_overlooked(
+            requests in prop::collection::vec((page(), 1..40u32), 0..=RECENT_MAX + 2),
+            (index, pages) in (page(), prop_oneof![1..40u32, Just(u32::MAX)]),
+        ) {
+            let recent = remembered(&requests);
+            let (first, end) = (index, asked(index, pages).end().0);
+            let twin = recent.requests.iter().enumerate().find_map(|(at, request)| {
+                let (from, to) = (request.first.0, request.end.0);
+                let pattern = if to == first {
+                    DetectedPattern::Forward(request.origin)
+                } else if first < from && from <= end && end <= to {
+                    DetectedPattern::Backward
+                } else {
+                    return None;
+                };
+                Some((at, pattern))
+            });
+            prop_assert_eq!(recent.touching(asked(index, pages)), twin);
+            let covers = |request: &Request| (request.first.0..request.end.0).contains(&index);
+            prop_assert!(recent.may_cover(PageIndex(index)) || !recent.requests.iter().any(covers));
+        }
+    }
+
+    #[test]
+    fn pages_far_from_all_requests_are_known_to_be() {
+        assert!(!RecentRequests::new().may_cover(PageIndex(7)));
+        let recent = remembered(&[(100, 4), (5000, 1)]);
+        let covered = [99, 100, 103, 104, 5000, 5001].map(|page| recent.may_cover(PageIndex(page)));
+        assert_eq!(covered, [false, true, true, false, true, false]);
     }
 }

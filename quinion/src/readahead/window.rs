@@ -91,12 +91,12 @@ impl Windows {
         self.list.push(window);
     }
 
-    pub(super) fn set_order_min(&mut self, order_min: Order) {
-        self.list.iter_mut().for_each(|window| window.order_min = order_min);
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Window> {
+        self.list.iter_mut()
     }
 
     pub(super) fn set_stream(&mut self, stream: Option<StreamProgress>) {
-        self.list.iter_mut().for_each(|window| window.stream = stream);
+        self.iter_mut().for_each(|window| window.stream = stream);
     }
 
     /// They are for a request of `wanted`.

@@ -3,18 +3,20 @@
 //! Allocated folios of a chosen size, with junk in their frames; a fill that does not proceed; a cut between
 //! a batch and its copy. The letters are those of the kernel facts. `tests/mem_file.rs` tests the public API.
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, mpsc};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::arena::{Arena, ArenaOptions, Descriptor, FillEnd, ReadableState};
 use crate::backend::doubles::{Faults, SimulatedBackend};
 use crate::backend::{FillRun, MemoryFile, PageKey, WaitQueue};
 use crate::filemap::{Filemap, OnPinned, StreamPositions, WriteContext};
-use crate::folio::{FreshFolio, HeldFolio, Pinned};
+use crate::folio::{FreshFolio, HeldFolio, LockedFolio, Pinned};
 use crate::mapping::{
-    BatchEnd, InsertPurpose, Mapping, MemoryEntry, MemoryPages, NewFolio, ReadBatch, SeekTarget,
+    BatchEnd, DetachOutcome, InsertPurpose, Mapping, MemoryEntry, MemoryPages, NewFolio, ReadBatch,
+    SeekTarget,
 };
 use crate::spill::{Spill, SpillOptions};
 use crate::sync::LockWait;
@@ -147,6 +149,43 @@ impl Stage {
 
 fn bytes_of(pinned: &Pinned) -> Vec<u8> {
     pinned.chunks().flatten().copied().collect()
+}
+
+/// 1. P has the lock of a folio with bytes, into which it will put others: that takes no write lock.
+/// 2. W, alone with the file, copies the pages of the folio, which is held. It has copied page 0; page 1 has a writer.
+/// 3. P puts its bytes into page 0, and unlocks.
+/// 4. W puts its copies in the folio's place: the bytes that P has put are lost.
+#[test]
+fn bytes_put_into_a_locked_folio_are_not_lost_when_it_is_detached() {
+    let stage = Stage::of(2);
+    stage.end(stage.begin(0, 1));
+    let (stage, mut locked) = (&stage, LockedFolio::lock(stage.hold(0)).unwrap());
+    let (entered, has_entered) = mpsc::channel();
+    let (leaving, is_leaving) = mpsc::channel::<()>();
+    let outcome = thread::scope(|scope| {
+        scope.spawn(move || {
+            let held = stage.hold(0);
+            let page = held.writer().unwrap().page(1).unwrap();
+            entered.send(()).unwrap();
+            is_leaving.recv().unwrap_err(); // the other end is dropped
+            drop(page);
+        });
+        has_entered.recv().unwrap();
+        let detached = scope.spawn(|| {
+            let (_alone, none) = (stage.mapping.write_alone(), PageIndex(0)..PageIndex(0));
+            stage.mapping.detach_copy(&stage.hold(0), none, Order(0))
+        });
+        // Copies are made only by the code that loses the bytes: it has the time to begin.
+        let began = Instant::now();
+        while !detached.is_finished() && began.elapsed() < Duration::from_secs(1) {
+            thread::yield_now();
+        }
+        locked.write(0, &[2; 100]).unwrap();
+        drop((locked, leaving));
+        detached.join().unwrap()
+    });
+    assert_eq!((stage.read(0, 100), outcome), (vec![2; 100], DetachOutcome::InFlight));
+    stage.check();
 }
 
 /// R17: a folio that was allocated and never written reads as zeros, and reads leave it so.

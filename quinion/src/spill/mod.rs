@@ -105,7 +105,10 @@ pub enum SpillRefused {
         source: io::Error,
     },
     /// It would be too small, or too large.
-    #[error("a spill file of {bytes} bytes was asked for, and it can have 4096 to {max}", max = BYTES_MAX)]
+    #[error(
+        "a spill file of {bytes} bytes was asked for, and it can have 4096 to {max}: give it a size between these",
+        max = BYTES_MAX
+    )]
     Size {
         /// The requested size.
         bytes: u64,
@@ -443,7 +446,7 @@ impl Spill {
         let named = seen.taken() + store.slots.condemned();
         if self.in_flight.load(Ordering::Relaxed) == 0 && named != store.slots.taken() {
             return Err(format!(
-                "{} slots are taken, and {named} of them are anybody's",
+                "{} slots are taken, and trees, pins and readers name {named} of them",
                 store.slots.taken()
             ));
         }

@@ -195,7 +195,10 @@ impl Slots {
                 return Err(format!("of the slots from {} on one is being read, and is free", nth * 64));
             }
             if condemned & !reading != 0 {
-                return Err(format!("of the slots from {} on one was freed, and nobody reads it", nth * 64));
+                return Err(format!(
+                    "of the slots from {} on one waits for its last reader, and has none",
+                    nth * 64
+                ));
             }
         }
         Ok(())

@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pair_of_ours_is_ours() {
+    fn the_peer_of_a_socket_pair_is_this_process() {
         let (socket, _other) = UnixStream::pair().expect("a pair");
         assert_eq!(process(socket.as_fd()), i32::try_from(std::process::id()).ok());
         if let Ok(descriptor) = descriptor(socket.as_fd()) {

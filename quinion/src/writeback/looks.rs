@@ -38,7 +38,7 @@
 //! Not an invariant: that a look ends. It outlives the cache, and it, or its place in the queue, keeps the file's
 //! backend open; but neither the cache's memory nor the mapping.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::Duration;
@@ -50,6 +50,7 @@ use crate::sync::{LockWait, contained};
 use crate::units::Millis;
 
 use super::Writeback;
+use super::stuck::device_of;
 
 /// Looks before flushes of one device that are queued or under way.
 const BEFORE_MAX: usize = 64;
@@ -109,9 +110,9 @@ struct PendingLooks {
 }
 
 impl PendingLooks {
-    /// Whether the device has ended none for so long.
-    fn hangs(self, now: Millis, patience: Duration) -> bool {
-        u128::from(now.0.saturating_sub(self.moved.0)) >= patience.as_millis()
+    /// Whether the device has ended none for as long as `hang_time`.
+    fn hangs(self, now: Millis, hang_time: Duration) -> bool {
+        u128::from(now.0.saturating_sub(self.moved.0)) >= hang_time.as_millis()
     }
 }
 
@@ -319,19 +320,24 @@ impl Writeback {
     /// Whether a thread that needs memory may wait for looks before flushes, as long as a writer is held up at most.
     /// Not for those of a device that has ended none for so long: each hang is waited for once, and not by each need.
     pub fn looks_may_end(&self) -> bool {
-        let (now, patience) = (self.now(), self.options.wait_max);
-        self.looks.devices().values().any(|pending| !pending.hangs(now, patience))
+        let (now, hang_time) = (self.now(), self.options.wait_max);
+        self.looks.devices().values().any(|pending| !pending.hangs(now, hang_time))
     }
 
-    /// Whether some file has pages that are dirty or under way, and looks at its device do not hang in that sense.
+    /// Devices of which looks before flushes are wanted, and none has ended for so long.
+    pub(super) fn devices_with_hung_looks(&self, hang_time: Duration) -> BTreeSet<u64> {
+        let (now, devices) = (self.now(), self.looks.devices());
+        let hung = devices.iter().filter(|(_, pending)| pending.hangs(now, hang_time));
+        hung.map(|(&device, _)| device).collect()
+    }
+
+    /// Whether some file has pages that are dirty or under way, and its device is not one that has taken no page, or
+    /// ended no look, for as long as a writer is held up at most.
     pub fn pages_may_be_written(&self) -> bool {
-        let (now, patience) = (self.now(), self.options.wait_max);
-        let hung = |mapping: &Mapping| {
-            let pending = self.looks.devices().get(&looks_of(mapping).device).copied();
-            pending.is_some_and(|pending| pending.hangs(now, patience))
-        };
+        let hung = self.devices_that_take_nothing(self.options.wait_max);
         let is_dirty = |mapping: &Mapping| mapping.writeback().dirty_pages().total() > 0;
-        self.totals.total() > 0 && self.files().iter().any(|mapping| is_dirty(mapping) && !hung(mapping))
+        let may_be_written = |mapping: &Mapping| is_dirty(mapping) && !hung.contains(&device_of(mapping));
+        self.totals.total() > 0 && self.files().iter().any(|mapping| may_be_written(mapping))
     }
 
     /// Flushes that a thread which needs memory may wait for, without a bound, and how many have ended; with the looks

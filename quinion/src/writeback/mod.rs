@@ -11,6 +11,7 @@
 //!     run.rs   tree lock: take runs of dirty pages, give each a number --> Flush --> backend
 //!              the end: bits, the account, the error --> wait_queue.wake()
 //!     plan.rs  when, whom, how long: numbers in, decisions out
+//!     stuck.rs which devices take nothing, so that writers of others do not wait for their pages
 //! ```
 //!
 //! **What is guaranteed.** When a sync of some pages has returned `Ok`:
@@ -38,7 +39,8 @@
 //!
 //! **Memory.** Above a tenth of it the background writes all dirty pages it finds. Above a fifth a thread that dirties
 //! more waits, before it takes a lock. A thread that finds all memory dirty starts write-back, and waits for it as for
-//! fills.
+//! fills. A device that takes nothing holds up its own writers: for those of others its pages do not count, up to a
+//! bound that keeps all dirty pages together below nine tenths of memory (`plan.rs`).
 //!
 //! Nothing depends on the background's thread: a sync, a throttled writer and a thread that needs memory do it
 //! themselves, and the thread that waits reaps. It is not the thread that makes room, and never waits for a device: one
@@ -50,10 +52,12 @@
 //!  2. A page is in one flush at a time, also if its folio was replaced by another meanwhile.
 //!  3. A sync waits for no flush that began after all pages that it wants had been taken.
 //!  4. A file with dirty pages is in the list, which keeps its mapping alive.
-//!  5. No lock is held while a thread waits; and when a backend is called, the invalidate lock alone, shared, which
-//!     keeps the file from being cut or punched between the taking of pages and their flush.
+//!  5. No lock is held while a thread waits, but the Write lock of an append that is throttled; and when a backend is
+//!     called, the invalidate lock besides, shared, which keeps the file from being cut or punched between the taking
+//!     of pages and their flush.
 //!
-//! Not an invariant: that dirty pages stay below the limits: a writer may exceed them by its share.
+//! Not an invariant: that dirty pages stay below the limits: a writer may exceed them by its share. That is no more
+//! than the ceiling, where a long call is throttled again, and a few megabytes.
 //!
 //! See also `mm/page-writeback.c` and `fs/fs-writeback.c` of Linux. This module differs: errors keep pages dirty, waits
 //! are bounded, and no bandwidth is estimated: a waiting writer continues when enough has been written.
@@ -75,6 +79,7 @@ mod looks;
 pub mod plan;
 mod round;
 mod run;
+mod stuck;
 mod sync;
 mod throttle;
 
@@ -92,9 +97,11 @@ pub struct WritebackOptions {
     pub throttle_share: u8,
     /// Pages that have been dirty for so long are written.
     pub expire: Duration,
-    /// How often it is looked for those.
+    /// How often the background looks for pages that have been dirty for so long.
     pub interval: Duration,
-    /// How long a writer is held up at most, each time that it dirties something.
+    /// How long a writer is held up at most, each time that it dirties something. Also how long a call that needs
+    /// memory waits for what is in flight while no page comes in, where it may be of a device that hangs; but that is
+    /// a second at least. For a quarter of it a writer waits for the pages of another device that takes nothing.
     pub wait_max: Duration,
 }
 
@@ -167,8 +174,9 @@ pub struct Writeback {
     awaited: AtomicU64,
     is_awake: AtomicBool,
     pace: Mutex<round::RoundInterval>,
-    /// Those that flushes are under way to.
+    /// Those that flushes are under way to, or that failed last.
     devices: Mutex<BTreeMap<u64, round::DeviceLoad>>,
+    stuck: Mutex<stuck::StuckSnapshot>,
     looks: Looks,
     /// Its own thread, because its calls may block in a file system.
     background: BackgroundThread,
@@ -198,6 +206,7 @@ impl Writeback {
             is_awake: AtomicBool::new(false),
             pace: Mutex::default(),
             devices: Mutex::default(),
+            stuck: Mutex::default(),
             looks: Looks::new(),
             background: BackgroundThread::named("quinion-flush"),
         });

@@ -2,20 +2,34 @@
 //! files it writes, and how long a writer that dirties too much waits.
 //!
 //! ```text
-//!   pages not in the files   0 ---- calm ---- background ------- throttle ------- ceiling ---- all of memory
-//!                                 |   (3/4)      |                   |                |
-//!                              the background    begins             the writer        a file that takes nothing
-//!                              stops                                more waits        for so long is given up
+//!   pages not in the files   0 ---- calm ---- background ---- throttle ---- ceiling ---------- most ---- all of memory
+//!                                 |   (3/4)      |                |             |                |
+//!                              the background    begins          the writer     a wait in vain   no wait in vain ends
+//!                              stops                             more waits     is an error      well above this
+//!   which of them count      all of them                        all but those of devices that are stuck,
+//!                                                                of which (most - ceiling) are left out at most
 //! ```
 //!
 //! **Who waits how long.** A writer above the throttle waits until the whole is below it, or until as much was written
 //! since it came as it and those who came with it are about to dirty. A file of which little is dirty is not made to
-//! wait for others, up to the ceiling: a stuck device does not hold up the writers of another. And no writer waits for
-//! longer than a bound: then it continues, or, above the ceiling, gets the error that the device completes nothing.
+//! wait for others, up to the ceiling. And no writer waits for longer than a bound: then it continues, or, above the
+//! ceiling, gets the error that too little is written.
+//!
+//! **Stuck devices.** The dirty pages of a device that takes nothing (`stuck.rs`) are no reason to hold up a writer of
+//! another: no wait of that writer makes them fewer. They are left out of its count, up to a bound, since they are in
+//! memory all the same. For writers of the stuck device they count, and what other devices write does not: so these
+//! wait, and are refused above the ceiling. A device that is slow, and not stuck, may have more pages than the ceiling:
+//! then a writer of a device that has no more than the throttle allows is held up, and not refused.
+//!
+//! **The bound of all of them.** A writer goes on if the pages that count are below the ceiling, and all but
+//! (most - ceiling) of the dirty pages count; or if all are below `most`; or after others were written in their place.
+//! So all dirty pages together exceed `most` by little more than what the waiting writers are about to dirty. That is
+//! nine tenths of memory: the rest is for readers. With a throttle of 45 hundredths or more the ceiling is `most`, and
+//! no pages are left out.
 //!
 //! Invariants:
 //!  1. No I/O, no lock, no clock.
-//!  2. calm <= background <= throttle <= ceiling, whatever the options say.
+//!  2. calm <= background <= throttle <= ceiling <= most, whatever the options say.
 
 use std::time::Duration;
 
@@ -25,6 +39,8 @@ use super::WritebackOptions;
 
 /// The throttle is no more of memory than this, in parts of a hundred: readers need some, too.
 const THROTTLE_PERCENT_MAX: u64 = 80;
+/// And all dirty pages together no more than this, those of stuck devices among them.
+const DIRTY_PERCENT_MAX: u64 = 90;
 /// A writer is not held up if its file has less than one part in so many of its even share of the dirty limit.
 const SMALL_PART: u64 = 4;
 
@@ -39,6 +55,8 @@ pub struct DirtyLimits {
     pub throttle: u64,
     /// Above this, a wait in vain ends with an error.
     pub ceiling: u64,
+    /// So many may be dirty in all, those of stuck devices among them.
+    pub most: u64,
 }
 
 impl DirtyLimits {
@@ -47,8 +65,20 @@ impl DirtyLimits {
         let share = |percent: u64| pages / 100 * percent + pages % 100 * percent / 100;
         let throttle = share(u64::from(options.throttle_share).min(THROTTLE_PERCENT_MAX));
         let background = share(u64::from(options.background_share).min(THROTTLE_PERCENT_MAX)).min(throttle);
-        let ceiling = throttle.saturating_mul(2).min(share(90)).max(throttle);
-        Self { calm: background / 4 * 3, background, throttle, ceiling }
+        let most = share(DIRTY_PERCENT_MAX);
+        let ceiling = throttle.saturating_mul(2).min(most).max(throttle);
+        Self { calm: background / 4 * 3, background, throttle, ceiling, most: most.max(ceiling) }
+    }
+
+    /// How many of `dirty` pages count for a writer, if `of_stuck` of them are of stuck devices other than its own.
+    pub fn counted(&self, dirty: u64, of_stuck: u64) -> u64 {
+        dirty.saturating_sub(of_stuck.min(self.most - self.ceiling))
+    }
+
+    /// Whether a writer whose wait was in vain goes on all the same: of the `dirty` pages so few are of its own device,
+    /// `of_device`, that it waited for others'.
+    pub fn is_held_up_by_others(&self, dirty: u64, of_device: u64) -> bool {
+        dirty <= self.most && of_device <= self.throttle
     }
 
     /// Whether the background begins to write whatever is dirty, if `unwritten` pages are.
@@ -93,12 +123,12 @@ pub fn is_due(seen: &FileDirtyState, now: Millis, expire: Duration, scope: Flush
 /// The state that decides whether a writer has to wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WriterState {
-    /// Pages that are not in the files.
+    /// Pages that are not in the files, as far as they count for it: see [`DirtyLimits::counted`].
     pub unwritten: u64,
     /// Pages of its own file among them.
     pub own: u64,
     pub files: u64,
-    /// Pages that were written since it came.
+    /// Pages that were written since it came; 0 if its device is stuck, whose pages are not among them.
     pub written: u64,
     /// How many have to be, so that it has done its share.
     pub share: u64,
@@ -117,7 +147,8 @@ pub enum ThrottleVerdict {
     Wait,
     /// It gets its file's error.
     Fail,
-    /// It gets the error that its device completes nothing.
+    /// It has waited in vain. It gets the error that too little is written, unless
+    /// [`DirtyLimits::is_held_up_by_others`].
     Stuck,
 }
 
@@ -154,7 +185,8 @@ mod tests {
 
     #[test]
     fn the_usual_limits_are_a_tenth_and_a_fifth() {
-        assert_eq!(limits(), DirtyLimits { calm: 75, background: 100, throttle: 200, ceiling: 400 });
+        let usual = DirtyLimits { calm: 75, background: 100, throttle: 200, ceiling: 400, most: 900 };
+        assert_eq!(limits(), usual);
     }
 
     proptest! {
@@ -167,7 +199,8 @@ mod tests {
             };
             let limits = DirtyLimits::of(pages, &options);
             prop_assert!(limits.calm <= limits.background && limits.background <= limits.throttle);
-            prop_assert!(limits.throttle <= limits.ceiling && limits.ceiling <= pages);
+            prop_assert!(limits.throttle <= limits.ceiling && limits.ceiling <= limits.most);
+            prop_assert!(limits.most <= pages);
         }
     }
 
@@ -176,6 +209,25 @@ mod tests {
         let limits = limits();
         assert!(!limits.begins_all(100) && limits.begins_all(101));
         assert!(limits.continues_all(76) && !limits.continues_all(75));
+    }
+
+    #[test]
+    fn pages_of_stuck_devices_are_left_out_up_to_a_bound() {
+        let limits = limits();
+        assert_eq!((limits.counted(700, 450), limits.counted(300, 300)), (250, 0));
+        assert_eq!((limits.counted(800, 500), limits.counted(800, 501)), (300, 300));
+        // A page may be written between the two counts.
+        assert_eq!(limits.counted(10, 11), 0);
+        // Where the ceiling is the bound of all, none is left out.
+        let high = DirtyLimits::of(1000, &WritebackOptions::default().throttle_share(80));
+        assert_eq!(high.counted(850, 850), 850);
+    }
+
+    #[test]
+    fn a_writer_is_refused_for_pages_of_its_own_device_or_at_the_end_of_memory() {
+        let limits = limits();
+        assert!(limits.is_held_up_by_others(900, 200));
+        assert!(!limits.is_held_up_by_others(900, 201) && !limits.is_held_up_by_others(901, 0));
     }
 
     #[test]
@@ -298,5 +350,99 @@ mod tests {
             // The one that is asked first each time has a little more.
             assert!(most - least <= least / 5 && least > 1000 * speed, "{least} to {most} at {speed}");
         }
+    }
+
+    /// Devices with a writer each, some of which take nothing for a while. A writer is at its device's one file.
+    #[derive(Debug)]
+    struct StuckSimulation {
+        limits: DirtyLimits,
+        dirty: Vec<u64>,
+        written: u64,
+        /// Of each writer: how many pages were written when it came, and for how many steps it has waited.
+        waits: Vec<(u64, u64)>,
+    }
+
+    impl StuckSimulation {
+        const WAIT_STEPS: u64 = 8;
+        const SHARE: u64 = 8;
+
+        fn new(devices: usize) -> Self {
+            let (dirty, waits) = (vec![0; devices], vec![(0, 0); devices]);
+            Self { limits: limits(), dirty, written: 0, waits }
+        }
+        fn all(&self) -> u64 {
+            self.dirty.iter().sum()
+        }
+        fn counted(&self, device: usize, stuck: u32) -> u64 {
+            let is_stuck = |device: usize| stuck & 1 << device != 0;
+            let others =
+                (0..self.dirty.len()).filter(|&other| is_stuck(other)).map(|other| self.dirty[other]);
+            match is_stuck(device) {
+                true => self.all(),
+                false => self.limits.counted(self.all(), others.sum()),
+            }
+        }
+        /// Each device takes some pages, and each writer writes if it may. Returns which writers were refused.
+        fn step(&mut self, stuck: u32) -> u32 {
+            let mut refused = 0;
+            for device in 0..self.dirty.len() {
+                let taken = if stuck & 1 << device == 0 { self.dirty[device].min(4) } else { 0 };
+                self.dirty[device] -= taken;
+                self.written += taken;
+            }
+            for device in 0..self.dirty.len() {
+                let (since, steps) = self.waits[device];
+                let waiting = WriterState {
+                    unwritten: self.counted(device, stuck),
+                    own: self.dirty[device],
+                    files: self.dirty.len() as u64,
+                    written: if stuck & 1 << device == 0 { self.written - since } else { 0 },
+                    share: Self::SHARE * self.dirty.len() as u64,
+                    waited: Duration::from_secs(steps),
+                    failed: false,
+                };
+                let verdict = throttle_verdict(&self.limits, &waiting, Duration::from_secs(Self::WAIT_STEPS));
+                let goes_on = verdict == ThrottleVerdict::Go
+                    || verdict == ThrottleVerdict::Stuck
+                        && self.limits.is_held_up_by_others(self.all(), self.dirty[device]);
+                if goes_on {
+                    self.dirty[device] += Self::SHARE;
+                } else if verdict == ThrottleVerdict::Stuck {
+                    refused |= 1 << device;
+                }
+                let is_over = goes_on || verdict == ThrottleVerdict::Stuck;
+                self.waits[device] = if is_over { (self.written, 0) } else { (since, steps + 1) };
+            }
+            refused
+        }
+    }
+
+    proptest! {
+        /// Whichever devices are stuck, and when.
+        #[test]
+        fn dirty_pages_of_all_devices_together_stay_bounded(
+            devices in 1..10usize,
+            phases in prop::collection::vec((any::<u32>(), 1..2000u32), 1..8),
+        ) {
+            let mut all = StuckSimulation::new(devices);
+            for (stuck, steps) in phases {
+                for _ in 0..steps {
+                    all.step(stuck);
+                    let most = all.limits.most + 2 * devices as u64 * StuckSimulation::SHARE;
+                    prop_assert!(all.all() <= most, "{all:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn stuck_devices_are_refused_more_and_a_healthy_one_is_not() {
+        let mut all = StuckSimulation::new(3);
+        let refused = (0..10_000).fold(0, |refused, _| refused | all.step(0b011));
+        assert_eq!(refused, 0b011, "{all:?}");
+        assert!(all.dirty[2] <= all.limits.throttle + StuckSimulation::SHARE, "it is throttled: {all:?}");
+        assert!(all.written > 10_000, "it goes on: {all:?}");
+        // They take pages again.
+        assert_eq!((0..10_000).fold(0, |refused, _| refused | all.step(0)), 0, "{all:?}");
     }
 }

@@ -23,7 +23,7 @@
 //!     bound.
 //!  3. A file that failed is left alone until its pause is over, but by a thread that needs memory.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -39,6 +39,7 @@ use super::Writeback;
 use super::looks::Looker;
 use super::plan::{FileDirtyState, FlushScope, is_due};
 use super::run::FlushRequest;
+use super::stuck::device_of;
 
 /// The most pages of one file that the background has under way: 4 MiB.
 const FILE_PAGES_MAX: u64 = 1024;
@@ -48,7 +49,7 @@ const DEVICE_PAGES_MAX: u64 = 4096;
 /// device may be several, of which some never answer.
 const FIRST_PAGES: u64 = 64;
 /// For so long.
-const STUCK: Millis = Millis(128);
+const STUCK: Duration = Duration::from_millis(128);
 /// From one round to the next while something is under way.
 const SOON: Duration = Duration::from_millis(1);
 /// The same, when nothing has come of it for long.
@@ -67,21 +68,34 @@ impl Default for RoundInterval {
     }
 }
 
-/// The pages that are under way to one device.
+/// The pages that are under way to one device; none, if it failed last.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct DeviceLoad {
     pages: u64,
-    /// When a flush of it has ended last, or the first of these has begun.
+    /// When it has taken a page last, or the first of these flushes has begun.
     moved: Millis,
 }
 
 impl DeviceLoad {
     /// How many more pages of a file may go, of which `own` are under way.
     fn capacity(self, own: u64, now: Millis) -> u64 {
-        let is_stuck = self.pages > 0 && now.0.saturating_sub(self.moved.0) >= STUCK.0;
+        let is_stuck = self.pages > 0 && self.takes_nothing(now, STUCK);
         let least = if own == 0 && is_stuck { FIRST_PAGES } else { 0 };
         let left = FILE_PAGES_MAX.saturating_sub(own).min(DEVICE_PAGES_MAX.saturating_sub(self.pages));
         left.max(least)
+    }
+
+    fn takes_nothing(self, now: Millis, hang_time: Duration) -> bool {
+        u128::from(now.0.saturating_sub(self.moved.0)) >= hang_time.as_millis()
+    }
+
+    /// Whether the device is still of interest: something is under way, or it `took` nothing.
+    fn end(&mut self, pages: u64, took: bool, now: Millis) -> bool {
+        self.pages -= pages;
+        if took {
+            self.moved = now;
+        }
+        self.pages > 0 || !took
     }
 }
 
@@ -116,6 +130,7 @@ impl BackgroundTask for Writeback {
             contained(|| self.visit_file(mapping, scope));
         }
         self.next_turn();
+        self.forget_idle_devices();
         let (in_flight, completed) = self.flushes();
         self.is_awake.store(in_flight > 0, Ordering::Relaxed);
         if in_flight > 0 {
@@ -190,22 +205,37 @@ impl Writeback {
     }
 
     fn load_of(&self, mapping: &Mapping) -> DeviceLoad {
-        self.devices().get(&mapping.identity().shared_device()).copied().unwrap_or_default()
+        self.devices().get(&device_of(mapping)).copied().unwrap_or_default()
     }
 
     pub(super) fn note_begun(&self, mapping: &Mapping, pages: u32) {
         let (mut devices, now) = (self.devices(), self.now());
         let first = DeviceLoad { pages: 0, moved: now };
-        devices.entry(mapping.identity().shared_device()).or_insert(first).pages += u64::from(pages);
+        devices.entry(device_of(mapping)).or_insert(first).pages += u64::from(pages);
     }
 
-    pub(super) fn note_ended(&self, mapping: &Mapping, pages: u32) {
-        let (mut devices, now) = (self.devices(), self.now());
-        let device = mapping.identity().shared_device();
+    /// A flush of `pages` pages has ended; `took`: the device has taken some of its bytes.
+    pub(super) fn note_ended(&self, mapping: &Mapping, pages: u32, took: bool) {
+        let (mut devices, now, device) = (self.devices(), self.now(), device_of(mapping));
         let load = devices.get_mut(&device).expect("a flush that ends has begun");
-        *load = DeviceLoad { pages: load.pages - u64::from(pages), moved: now };
-        if load.pages == 0 {
+        if !load.end(u64::from(pages), took, now) {
             devices.remove(&device);
+        }
+    }
+
+    /// Devices that were given flushes, or failed last, and have taken no page for so long.
+    pub(super) fn devices_without_flushes_taken(&self, hang_time: Duration) -> BTreeSet<u64> {
+        let (now, devices) = (self.now(), self.devices());
+        let hung = devices.iter().filter(|(_, load)| load.takes_nothing(now, hang_time));
+        hung.map(|(&device, _)| device).collect()
+    }
+
+    /// A device that failed last, and of which no file is dirty any more, is forgotten.
+    fn forget_idle_devices(&self) {
+        let is_idle = |load: &DeviceLoad| load.pages == 0;
+        if self.devices().values().any(is_idle) {
+            let listed: BTreeSet<u64> = self.files().iter().map(|mapping| device_of(mapping)).collect();
+            self.devices().retain(|device, load| !is_idle(load) || listed.contains(device));
         }
     }
 
@@ -238,7 +268,7 @@ mod tests {
     #[test]
     fn a_device_that_is_stuck_gives_a_little_to_each_file_and_no_other_is_asked() {
         let (full, moved) = (DEVICE_PAGES_MAX, Millis(1000));
-        let later = Millis(moved.0 + STUCK.0);
+        let later = Millis(moved.0 + STUCK.as_millis() as u64);
         for (pages, own, now, capacity) in [
             (0, 0, later, FILE_PAGES_MAX),
             (1000, 1000, moved, FILE_PAGES_MAX - 1000),
@@ -254,6 +284,20 @@ mod tests {
                 "{pages} pages, {own} of it"
             );
         }
+    }
+
+    #[test]
+    fn a_device_takes_nothing_until_a_flush_ends_of_which_it_took_a_part() {
+        let (begun, hang_time) = (Millis(1000), Duration::from_millis(500));
+        let mut load = DeviceLoad { pages: 30, moved: begun };
+        assert!(!load.takes_nothing(Millis(1499), hang_time) && load.takes_nothing(Millis(1500), hang_time));
+        // It fails, also the last flush: that is no progress, and it is not forgotten.
+        assert!(load.end(10, false, Millis(2000)) && load.end(20, false, Millis(2000)));
+        assert_eq!((load.pages, load.moved), (0, begun));
+        load.pages += 20;
+        assert!(load.end(10, true, Millis(3000)), "more is under way");
+        assert!(!load.takes_nothing(Millis(3499), hang_time) && load.takes_nothing(Millis(3500), hang_time));
+        assert!(!load.end(10, true, Millis(4000)), "it is idle");
     }
 
     #[test]

@@ -213,7 +213,7 @@ impl FlushSink for FlushInFlight {
             mapping.drop_behind(behind, DropReason::Written, LockWait::Wait);
         }
         writeback.look_after_flush(mapping);
-        writeback.note_ended(mapping, self.run.pages);
+        writeback.note_ended(mapping, self.run.pages, bytes > 0);
         writeback.count_flush(written, bytes, errno);
         writeback.wait_queue.wake();
     }

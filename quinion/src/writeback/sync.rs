@@ -37,7 +37,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::thread;
 
-use crate::backend::Backend;
+use crate::backend::{Backend, SyncKind};
 use crate::errseq::ErrorCursor;
 use crate::mapping::writeback_state::{BegunSync, Commit, Failures, FlushNumber, SyncRange};
 use crate::mapping::{Mapping, TakeEnd, TakeFilter};
@@ -122,6 +122,15 @@ impl Writeback {
         let Some(errno) = failed else { return Ok(()) };
         self.counters.add(Count::SyncErrors, 1);
         Err(SyncFailed { error: io::Error::from_raw_os_error(errno), lost_pages })
+    }
+
+    /// Makes durable all that was flushed to a file without handles. Its pages are dirty again if that fails, as far as
+    /// they are cached; the error is told by a later sync. Waits for the device; the caller holds no lock.
+    pub fn make_flushed_durable(&self, mapping: &Arc<Mapping>) {
+        if let Some(writer) = mapping.writeback().writer() {
+            let range = SyncRange { kind: SyncKind::All, pages: &whole_file() };
+            let _lost = self.make_durable(WrittenFile { mapping, writer: &**writer }, range); // it is counted
+        }
     }
 
     /// Starts writing the dirty ones of `pages`, a few megabytes; more is left to the background. Waits for none of it.

@@ -296,7 +296,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
                 return Split::Done;
             }
             if let Err(refused) = self.split_towards(at, value, order) {
-                debug_assert!(matches!(refused, PlaceRefused::NoNode), "a split meets nobody");
+                debug_assert!(matches!(refused, PlaceRefused::NoNode), "a split meets no other writer");
                 return Split::NoNode;
             }
             at = self.descend(at, index);

@@ -200,7 +200,7 @@ impl Memory {
 
     /// Has the kernel read a page: it returns an error where a program gets a signal.
     pub fn probe(&self, page: u64) -> io::Result<()> {
-        let file = self.probe.lock().expect("nobody panics with it");
+        let file = self.probe.lock().expect("no thread panics with it");
         // SAFETY: the kernel reads a page that is mapped, or says why it cannot.
         let wrote = unsafe { libc::pwrite(file.as_raw_fd(), self.address(page) as *const _, PAGE, 0) };
         if wrote == PAGE as isize { Ok(()) } else { Err(io::Error::last_os_error()) }

@@ -105,7 +105,7 @@ pub fn evict(file: &Path, at: u64, len: Option<u64>) {
 /// Prints that a test was skipped, in a line that the harness does not capture.
 pub fn skipped(test: &str, why: &str) {
     let line = format!("SKIPPED: {test}: {why}\n");
-    std::io::stderr().write_all(line.as_bytes()).expect("somebody listens");
+    std::io::stderr().write_all(line.as_bytes()).expect("a server listens");
 }
 
 /// Whether the system has what a test needs; prints why if not.

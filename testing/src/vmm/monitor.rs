@@ -305,7 +305,7 @@ fn obey(state: &mut Option<State>, line: &str) -> Result<(), String> {
         "remap" => plain(memory.remap(number(0) as usize)),
         "sum" => sum(memory, pages()),
         "set" => set(memory, pages(), number(2)),
-        other => Err(format!("nobody knows how to {other}")),
+        other => Err(format!("a monitor cannot {other}")),
     }
 }
 

@@ -659,7 +659,7 @@ fn claim(guest: &GuestExtents, at: u32, pages: u32) -> Result<Option<FrameRun>, 
     }
 }
 
-/// Within the bound, or falling towards it. (What the system has given guests is behind other files.)
+/// Within the bound, or falling towards it. (Guests' memory is behind other files.)
 fn check_taken(arena: &Arena, most_grown: &mut u64) -> Result<(), String> {
     let stats = arena.stats();
     let (taken, counted) = (taken(arena), stats.grown_bytes - stats.guest_bytes + PAGE_SIZE as u64);

@@ -6,7 +6,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -31,23 +31,32 @@ struct SlowDisk(Arc<SlowDiskState>);
 struct SlowDiskState {
     bytes: Mutex<Vec<u8>>,
     holds: (Mutex<bool>, Condvar),
+    reads_held: (Mutex<bool>, Condvar),
     fails: AtomicBool,
 }
 
 impl SlowDisk {
     fn new(mib: u64) -> (Self, DiskOptions) {
         let bytes = Mutex::new(vec![0; (mib * MIB) as usize]);
-        let state = SlowDiskState { bytes, holds: Default::default(), fails: AtomicBool::new(false) };
-        (Self(Arc::new(state)), DiskOptions::new("", mib * MIB).buffer_bytes(3 << 20))
+        let (holds, reads_held, fails) = (Default::default(), Default::default(), AtomicBool::new(false));
+        let state = SlowDiskState { bytes, holds, reads_held, fails };
+        // A disk that is held is slow here, and does not hang.
+        (Self(Arc::new(state)), DiskOptions::new("", mib * MIB).buffer_bytes(3 << 20).answer_max(LONG))
     }
     fn hold(&self, holds: bool) {
         *self.0.holds.0.lock().unwrap() = holds;
         self.0.holds.1.notify_all();
     }
+    fn hold_reads(&self, holds: bool) {
+        *self.0.reads_held.0.lock().unwrap() = holds;
+        self.0.reads_held.1.notify_all();
+    }
 }
 
 impl Device for SlowDisk {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        let held = &self.0.reads_held;
+        drop(held.1.wait_while(held.0.lock().unwrap(), |holds| *holds).unwrap());
         buffer.copy_from_slice(&self.0.bytes.lock().unwrap()[offset as usize..][..buffer.len()]);
         Ok(())
     }
@@ -128,6 +137,7 @@ struct Node {
 impl Drop for Node {
     fn drop(&mut self) {
         self.disk.hold(false);
+        self.disk.hold_reads(false);
     }
 }
 
@@ -382,6 +392,40 @@ fn the_end_makes_pending_copies_and_does_not_wait_for_a_disk_that_hangs() {
     drop((copies, node));
     let store = DiskStore::open_on(Box::new(disk), &options).unwrap();
     assert_eq!(check_disk(&store, 1, 16 * MIB), 16 * 256);
+}
+
+/// 1 Pages are on the disk and not in memory. 2 The disk stops to answer, without an error. 3 Reads of them wait for
+/// it for ever, and so does the end of the cache, while the backend has the pages.
+#[test]
+fn pages_on_a_disk_that_does_not_answer_are_read_from_the_backend_and_the_cache_ends() {
+    let (disk, options) = SlowDisk::new(64);
+    // A busy machine may be too slow for some pages at a time, which the next round reads and copies.
+    let is_copied = (0..20).any(|_| {
+        let node = Node::new(64, &disk, &options);
+        read_all(&node.open(1, 16 * MIB), 1);
+        node.wait_until_paid().missed_pages == 0
+    });
+    assert!(is_copied);
+    // It is waited for briefly only from here on: a disk that is well may take longer on a busy machine.
+    let mut node = Node::new(64, &disk, &options.answer_max(Duration::from_millis(100)));
+    disk.hold_reads(true);
+    disk.hold(true);
+    let file = node.open(1, 16 * MIB);
+    let (sender, steps) = mpsc::channel();
+    thread::spawn(move || {
+        read_all(&file, 1);
+        let read = (node.fetched.load(Ordering::Relaxed), node.cache.disk_trouble());
+        sender.send(Some(read)).unwrap();
+        let other = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
+        drop(file);
+        drop(std::mem::replace(&mut node.cache, other));
+        sender.send(None).unwrap();
+    });
+    let (fetched, trouble) = steps.recv_timeout(LONG).expect("reads return").unwrap();
+    assert!(fetched > 0);
+    let trouble = trouble.expect("the disk is left alone");
+    assert!(trouble.contains("no answer"), "{trouble}");
+    assert!(steps.recv_timeout(LONG).expect("the cache ends").is_none());
 }
 
 #[test]

@@ -37,12 +37,13 @@ use std::time::{Duration, Instant};
 
 use crate::serve::{
     AttachReason, Attached, Caching, FileMode, NAMED_DEVICE, NameRefusal, NamedAttachment, Owner,
-    RevisionRequest, ServiceHandle, ViewerTotals, WriterAccess, file_id,
+    RevisionRequest, ServiceHandle, ViewerTotals, WatchingProcess, WriterAccess, file_id,
 };
 use crate::viewer::sys::Errno;
 use quinion::internals::arena::control::{Advice, AttachPolicy};
 use quinion::internals::arena::{ArenaError, ArenaShare, Validation};
 use quinion::internals::error::{Error, ErrorKind};
+use quinion::internals::folio::KeptMemory;
 use quinion::internals::readahead::Hint;
 use quinion::internals::serving::{ServedCache, ServedFile, touch};
 use quinion::internals::sync::contained;
@@ -62,7 +63,7 @@ mod closing_files;
 
 use admission::{ALL_FILES, FileAdmission, OpenRequest, TOO_SMALL, WATCHED};
 pub use attached_files::AttachmentCounts;
-use attached_files::{AttachedFiles, Attachment};
+use attached_files::{AttachedFiles, Attachment, Revocation};
 use background_copy::{AttachAttempt, BackgroundCopies, CopyBudget, CopyEnd, CopyRequest};
 use closing_files::ClosingFiles;
 use guarantee::Unserved;
@@ -227,7 +228,7 @@ impl CacheOwner {
 
     /// No viewer is served this file when this returns. Returns the files to be closed.
     fn take_from_viewers(&self, id: FileId, why: &str) -> Vec<Attachment> {
-        self.files.revoke();
+        self.files.revoke(id);
         let gone = self.files.remove_file(id);
         if let Some(known) = gone.first() {
             known.file.invalidate_for_cut(); // a viewer that looks from here on finds that it may trust nothing
@@ -296,7 +297,8 @@ impl CacheOwner {
 
     /// Opens a file, if it may be served, and notes it as attached. `is_taken_over`: it is filled through the kernel's
     /// page cache. A viewer that says in between that the file is truncated does not find it noted, and no lease
-    /// tells of that: then it is given up.
+    /// tells of that: then it is given up. If so many files were revoked that it is not known, it may be asked for
+    /// again.
     fn open_and_note(
         &self,
         request: &OpenRequest<'_>,
@@ -311,10 +313,10 @@ impl CacheOwner {
         self.before_noted.act(self);
         let attachment = Attachment::new(Arc::clone(&file), request.id, request.name.to_owned());
         match self.files.insert_if_unrevoked(attachment, revocations) {
-            Some(handle) => Ok((handle, file)),
-            None => {
+            Ok(handle) => Ok((handle, file)),
+            Err(revocation) => {
                 file.invalidate_for_cut();
-                Err(Errno::TXTBSY)
+                Err(if revocation == Revocation::Unknown { Errno::AGAIN } else { Errno::TXTBSY })
             }
         }
     }
@@ -388,7 +390,7 @@ impl Owner for CacheOwner {
 
     fn writer_opened(&self, id: FileId, access: WriterAccess) {
         if access == WriterAccess::Truncate {
-            self.files.revoke();
+            self.files.revoke(id);
         }
         let file = self.files.with_id(id).filter(|_| id.device & NAMED_DEVICE == 0);
         let Some(file) = file else { return };
@@ -405,15 +407,16 @@ impl Owner for CacheOwner {
         self.revoke_for(id, "a program wants a lease on it");
     }
 
-    fn watched(&self, id: FileId) {
+    fn watched(&self, id: FileId, watcher: &WatchingProcess) {
         if id.device & NAMED_DEVICE != 0 {
             return;
         }
         // First, so that a viewer that attaches it from here on is refused; see `FileAdmission::admit`.
-        self.admission.add_watched(id);
+        self.admission.add_watched(id, watcher);
         if id != ALL_FILES {
             return self.revoke_for(id, WATCHED);
         }
+        self.files.revoke(ALL_FILES); // one that is being attached is not among the files
         let mut files = self.files.ids();
         files.retain(|id| id.device & NAMED_DEVICE == 0); // no program watches an object of a store
         // No viewer is served any of them when the first is closed, which may hang.
@@ -431,6 +434,7 @@ impl Owner for CacheOwner {
             self.copies.iter().for_each(|copies| copies.forget(gone)); // it is the kernel's again
         }
         self.settle_closing();
+        self.admission.forget_ended_watchers();
         let Some(copies) = &self.copies else {
             return; // with `--attach at-once` each file is served, however small the cache is
         };
@@ -519,6 +523,10 @@ impl Owner for CacheOwner {
 
     fn pin(&self, handle: u64, position: u64, len: u64) -> Result<(u64, u64), Errno> {
         self.files.pin(handle, position, len)
+    }
+
+    fn kept_by(&self, handle: u64, pin: u64) -> Option<KeptMemory> {
+        self.files.kept_by(handle, pin)
     }
 
     fn unpin(&self, handle: u64, pin: u64) {

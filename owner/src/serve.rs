@@ -45,7 +45,7 @@
 //!
 //! A viewer's death is noticed by its process descriptor, so a new process with the same number is not mistaken for
 //! it. Its viewer slot is free when no worker works for it, and the next viewer there gets a fresh page. A process
-//! that became another program joins anew.
+//! that became another program joins anew; or it does not, and is noticed (`replaced.rs`).
 //!
 //! A cache that outlives a command serves several **runs**, one after the other and side by side. Each has a number,
 //! which its viewers put into their pages, and sums of its own. A dead viewer's sums move from its page to its viewer
@@ -63,8 +63,8 @@
 //! | `ViewerPins` | what viewers have pinned |
 //! | `Workers`, `Listener`, `SerialQueues` | threads; the socket; calls that may hang |
 //!
-//! Operations on several of them are in `admission.rs`, `requests.rs`, `attaching.rs`, `closing.rs`, `named.rs` and
-//! `event_loop.rs`. `serve/owner.rs` lists the duties of the owner.
+//! Operations on several of them are in `admission.rs`, `replaced.rs`, `requests.rs`, `attaching.rs`, `closing.rs`,
+//! `named.rs` and `event_loop.rs`. `serve/owner.rs` lists the duties of the owner.
 //!
 //! Lock order: the lock of groups first, then one of the rank `Viewer` (a viewer slot, the runs, the overdue viewers,
 //! the listener's and the workers' tables), and no two of these at once.
@@ -117,6 +117,7 @@ mod peer_connection;
 mod handles;
 mod pending_requests;
 mod pins;
+mod replaced;
 mod requests;
 mod ring_limit;
 mod viewer_slots;
@@ -130,7 +131,7 @@ use handles::FileHandles;
 use listener::Listener;
 pub use owner::{
     AttachReason, Attached, Caching, FileMode, NAMED_DEVICE, NameRefusal, NamedAttachment, Owner,
-    RevisionRequest, ServiceHandle, SyscallAuditor, WriterAccess, file_id,
+    RevisionRequest, ServiceHandle, SyscallAuditor, WatchingProcess, WriterAccess, file_id,
 };
 use pending_requests::PendingRequests;
 use pins::ViewerPins;

@@ -111,6 +111,26 @@ fn verify(file: u64, position: u64, words: &[u8]) {
     }
 }
 
+/// 1. A viewer says that its process is about to become another program, and the process has the arena mapped still.
+/// 2. The owner looks, more than once, and takes nothing back.
+#[test]
+fn a_viewer_that_marks_an_exec_and_goes_on_keeps_its_files() {
+    let owner = NaiveOwner::new(1000);
+    let service = Service::start(owner.clone(), 2).unwrap();
+    let viewer = viewer(&service, us());
+    let file = temporary(1, 100_000);
+    let open = Open::of(&viewer, file.as_file());
+    viewer.begin_exec();
+    viewer.begin_exec();
+    std::thread::sleep(Duration::from_millis(3500));
+    viewer.end_exec();
+    assert_eq!(service.viewers(), 1);
+    assert_eq!(open.check(1, 0, 80_000), 10_000);
+    viewer.end_exec();
+    viewer.end_exec(); // one too many counts nothing
+    assert_eq!(viewer.page().counters[Counter::Execs as usize].load(Ordering::Relaxed), 0);
+}
+
 fn us() -> u32 {
     std::process::id()
 }

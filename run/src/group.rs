@@ -8,7 +8,7 @@
 
 use std::path::Path;
 
-use quinion_size::shown;
+use quinion_size::{Size, shown};
 
 /// The part of a group's limit that a cache has at most.
 const PART: u64 = 2;
@@ -36,11 +36,11 @@ pub fn fit(asked: u64, limit: Option<u64>) -> (u64, Option<String>) {
     }
     let text = format!(
         "the control group may use {} of memory, and of that the cache takes half at most: {}, and not {}; the \
-         programs it serves need the rest (say --memory {}M or less, or raise the group's limit)",
+         programs it serves need the rest (say --memory {} or less, or raise the group's limit)",
         shown(limit),
         shown(most),
         shown(asked),
-        most >> 20,
+        Size::Bytes(asked).rounded_down(most),
     );
     (most, Some(text))
 }
@@ -59,6 +59,8 @@ mod tests {
         let said = said.expect("it is less");
         assert_eq!(memory, 150 * MIB);
         assert!(["300", "150", "200", "--memory"].iter().all(|word| said.contains(word)), "{said}");
+        let (_, said) = fit(200_000_000, Some(300 * MIB));
+        assert!(said.expect("it is less").contains("--memory 157MB or less"), "in the units that were typed");
         assert_eq!(fit(100 * MIB, Some(10 * MIB)).0, quinion::Cache::MEMORY_MIN, "less is no cache");
     }
 }

@@ -56,6 +56,7 @@ pub mod report;
 mod run_report;
 mod signals;
 mod socket;
+mod stop;
 pub mod syscall_scan;
 mod user_folder;
 
@@ -69,6 +70,7 @@ pub use program::{Kind, Obstacle, chain_of, look_at, obstacle, quoted};
 pub use run_report::{Interception, KeptRunNumbers, OwnerNumbers, RunReport};
 use signals::Signals;
 use socket::Socket;
+pub use stop::{WATCH_STOP_VERB, watch_stop};
 use user_folder::Folder;
 
 /// The interposer; empty where there is none.
@@ -581,24 +583,23 @@ fn wait(
     live: Option<&Live<'_>>,
     before_stop: &dyn Fn(),
 ) -> io::Result<ExitStatus> {
-    let process = child.id();
+    let (process, mut watcher) = (child.id(), None);
     loop {
         if let Some(status) = child.try_wait()? {
             return Ok(status);
         }
-        if signals::has_stopped(process) {
-            // A process that started this one sees it stop with the program, and continues both.
+        if let Some(by) = signals::stop_of(process) {
             live.inspect(|live| live.hide());
             before_stop();
-            signals::stop_here();
-            signals::send(process, signals::CONTINUE);
+            watcher = stop::stop_with(process, by).or(watcher);
             live.inspect(|live| live.show());
         }
         if let Some(signal) = signals.next()?
             && signal.is_directed_at_run(process)
+            && !watcher.is_some_and(|watcher| signal.is_continue_by(watcher))
             && !signals.was_for_group(&signal, process)
         {
-            signals::send(process, signal.number);
+            signal.pass_on(process);
         }
     }
 }

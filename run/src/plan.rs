@@ -94,6 +94,8 @@ const ESSENTIAL: &[&str] = &[
     "mmap",
     "open",
     "openat",
+    "pidfd_spawn",
+    "pidfd_spawnp",
     "posix_spawn",
     "posix_spawnp",
     "pread64",

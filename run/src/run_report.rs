@@ -260,10 +260,10 @@ impl RunReport<'_> {
         }
         if let Shortage { files: files @ 1.., bytes, memory } = self.owner.shortage {
             notes.push(format!(
-                "{} of {} left to the kernel for want of memory: `--memory {}M` would have held all that was read",
+                "{} of {} left to the kernel for want of memory: `--memory {}` would have held all that was read",
                 counted(files, "file", "files"),
                 size::shown(bytes),
-                memory.div_ceil(1 << 20)
+                size::Size::Bytes(self.stats.bound_bytes).rounded_up(memory)
             ));
         }
         if let Some(KeptRunNumbers { owner_ended: true, name, .. }) = self.kept {

@@ -4,8 +4,12 @@
 //!   ctrl-C             the terminal tells the whole group: the program has it already    not passed on
 //!   kill US            the sender means the program and knows only this process          passed on
 //!   timeout(1)         signals this process, and then the whole group, with itself       not passed on
-//!   the program stops  this process stops too, so that the shell notices; both continue together
+//!   alarm(2)           set by this process's parent, which meant the program                passed on
+//!   the program stops  this process stops too, so that the shell notices: see `stop.rs`
 //! ```
+//!
+//! Caught are the signals whose default ends or stops a process. Not caught are SIGKILL and SIGSTOP, which cannot be,
+//! and those that report a fault of this process's own code: SIGSEGV and its like, and SIGTRAP and SIGSYS.
 //!
 //! A signal to a group looks to each of its processes as one that was meant for it alone. But a process that signals
 //! its own group must not be ended by that signal: it ignores it by then. So a signal was for the group, and the
@@ -15,18 +19,20 @@
 //! signal twice: one too many is better than none.
 //!
 //! Each signal is caught by a handler that writes it to a pipe; [`Signals::next`] reads the pipe. A signal that this
-//! process inherited as ignored (`nohup`) stays ignored, here and in the program.
+//! process inherited as ignored (`nohup`) stays ignored, here and in the program. One that it inherited as blocked is
+//! caught all the same, and is blocked in the program: the program decides when it takes it.
 //!
-//! Rust's runtime changes two inherited things before `main`, which the program should get as they were. It ignores
-//! SIGPIPE here and restores its default in children, and it opens a closed standard stream as `/dev/null`. So they are
-//! noted before that, and the program gets them as this process did: see [`pass_on_inherited`].
+//! Some inherited things change here, and the program should get them as they were. Rust's runtime ignores SIGPIPE,
+//! with its default restored in children, and opens a closed standard stream as `/dev/null`. This file unblocks
+//! signals, and catches SIGCHLD even if that was ignored. So all of these are noted before `main`, and the program gets
+//! them as this process did: see [`pass_on_inherited`].
 #![allow(unsafe_code, reason = "handlers are installed by the C library's call")]
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// The signal that stops a background process that writes to a terminal, where that is asked for.
@@ -35,6 +41,7 @@ pub const BACKGROUND_WRITE: i32 = libc::SIGTTOU;
 /// The signal that continues a stopped process.
 pub const CONTINUE: i32 = libc::SIGCONT;
 
+/// Signals by which people and shells end, stop and continue a program.
 const CAUGHT: [i32; 12] = [
     libc::SIGHUP,
     libc::SIGINT,
@@ -50,6 +57,22 @@ const CAUGHT: [i32; 12] = [
     libc::SIGCHLD,
 ];
 
+/// Others whose default ends a process. One that has a handler already, as a profiler's has, is left to that.
+const CAUGHT_IF_DEFAULT: [i32; 9] = [
+    libc::SIGALRM,
+    libc::SIGVTALRM,
+    libc::SIGPROF,
+    libc::SIGIO,
+    libc::SIGPWR,
+    libc::SIGSTKFLT,
+    libc::SIGXCPU,
+    libc::SIGXFSZ,
+    libc::SIGABRT,
+];
+
+/// The kernel sends these when a timer runs out that the process was started with.
+const OF_TIMERS: [i32; 3] = [libc::SIGALRM, libc::SIGVTALRM, libc::SIGPROF];
+
 /// The handler's end of the pipe; -1 while there is no reader.
 static PIPE: AtomicI32 = AtomicI32::new(-1);
 
@@ -58,6 +81,12 @@ static CLOSED: [AtomicBool; 3] = [const { AtomicBool::new(false) }; 3];
 
 /// Whether SIGPIPE was ignored then.
 static PIPE_IGNORED: AtomicBool = AtomicBool::new(false);
+
+/// Whether SIGCHLD was ignored then.
+static CHILD_IGNORED: AtomicBool = AtomicBool::new(false);
+
+/// The signals that were blocked then, as the kernel's set: bit 0 is signal 1.
+static BLOCKED: AtomicU64 = AtomicU64::new(0);
 
 /// The C library calls the functions of this section before `main`, where Rust's runtime begins.
 // SAFETY: the section holds such functions, and this one needs nothing that the runtime makes.
@@ -75,6 +104,8 @@ pub struct Signal {
     code: i32,
     /// Its sender, if a process sent it.
     sender: u32,
+    /// The value that it was queued with, if there is one.
+    value: u64,
 }
 
 /// The longest time between a sender's signal to this process and that to its group.
@@ -83,11 +114,30 @@ const BETWEEN: Duration = Duration::from_millis(5);
 const ANCESTORS_MAX: usize = 16;
 
 const SIGNAL_BYTES: usize = size_of::<Signal>();
+const VALUE_AT: usize = SIGNAL_BYTES - size_of::<u64>();
 
 impl Signal {
-    /// Whether the program has to be told: a process other than the program sent it to this process alone.
+    /// Whether the program has to be told: a process other than the program sent it to this process alone, or a timer
+    /// that this process was started with has run out.
     pub fn is_directed_at_run(&self, program: u32) -> bool {
-        self.number != libc::SIGCHLD && self.code <= 0 && self.sender != program
+        let is_of_timer = self.code > 0 && OF_TIMERS.contains(&self.number);
+        let is_own = self.sender == std::process::id(); // an abort
+        let is_sent = self.code <= 0 && self.sender != program && !is_own;
+        self.number != libc::SIGCHLD && (is_sent || is_of_timer)
+    }
+    /// Whether this process continues because of that one.
+    pub fn is_continue_by(&self, process: u32) -> bool {
+        self.number == CONTINUE && self.sender == process
+    }
+    /// Passes it on to `program`, which may just have ended, with the value that came with it.
+    pub fn pass_on(&self, program: u32) {
+        if self.code == libc::SI_QUEUE {
+            let value = libc::sigval { sival_ptr: std::ptr::without_provenance_mut(self.value as usize) };
+            // SAFETY: numbers only; the value is not looked at as an address here.
+            unsafe { libc::sigqueue(program as i32, self.number, value) };
+        } else {
+            send(program, self.number);
+        }
     }
     /// Whether it asks a process without a program to end.
     pub fn ends(&self) -> bool {
@@ -102,13 +152,15 @@ impl Signal {
             number: i32::from_ne_bytes(word(0)),
             code: i32::from_ne_bytes(word(4)),
             sender: u32::from_ne_bytes(word(8)),
+            value: u64::from_ne_bytes(std::array::from_fn(|at| bytes[VALUE_AT + at])),
         }
     }
     fn to_bytes(self) -> [u8; SIGNAL_BYTES] {
         let mut bytes = [0; SIGNAL_BYTES];
         bytes[..4].copy_from_slice(&self.number.to_ne_bytes());
         bytes[4..8].copy_from_slice(&self.code.to_ne_bytes());
-        bytes[8..].copy_from_slice(&self.sender.to_ne_bytes());
+        bytes[8..12].copy_from_slice(&self.sender.to_ne_bytes());
+        bytes[VALUE_AT..].copy_from_slice(&self.value.to_ne_bytes());
         bytes
     }
 }
@@ -148,19 +200,24 @@ impl Signals {
         PIPE.store(writer.as_raw_fd(), Ordering::Relaxed);
         let mut signals = Self { reader, writer, before: Vec::new(), ancestors: ancestors() };
         for number in CAUGHT {
-            signals.catch_one(number)?;
+            signals.catch_one(number, |_| true)?;
         }
-        unblock(libc::SIGCHLD);
+        for number in CAUGHT_IF_DEFAULT.into_iter().chain(libc::SIGRTMIN()..=libc::SIGRTMAX()) {
+            signals.catch_one(number, |handler| handler == libc::SIG_DFL)?;
+        }
+        // Here alone: the other threads let this one take them.
+        signals.before.iter().for_each(|&(number, _)| unblock(number));
         Ok(signals)
     }
 
-    fn catch_one(&mut self, number: i32) -> io::Result<()> {
+    fn catch_one(&mut self, number: i32, is_wanted: impl Fn(libc::sighandler_t) -> bool) -> io::Result<()> {
         // SAFETY: all zeros is a value of this C structure; the call reads one and writes the other.
         unsafe {
             let (mut before, mut action): (libc::sigaction, libc::sigaction) =
                 (std::mem::zeroed(), std::mem::zeroed());
             check(libc::sigaction(number, std::ptr::null(), &raw mut before))?;
-            if before.sa_sigaction == libc::SIG_IGN && number != libc::SIGCHLD {
+            let is_ignored = before.sa_sigaction == libc::SIG_IGN && number != libc::SIGCHLD;
+            if is_ignored || !is_wanted(before.sa_sigaction) {
                 return Ok(());
             }
             action.sa_sigaction = handler as *const () as usize;
@@ -227,7 +284,9 @@ extern "C" fn handler(number: i32, info: *mut libc::siginfo_t, _: *mut libc::c_v
     // SAFETY: the kernel hands over a filled structure; write and errno may be used in a handler.
     unsafe {
         let errno = *libc::__errno_location();
-        let signal = Signal { number, code: (*info).si_code, sender: (*info).si_pid() as u32 };
+        let (code, sender) = ((*info).si_code, (*info).si_pid() as u32);
+        let value = (*info).si_value().sival_ptr.addr() as u64;
+        let signal = Signal { number, code, sender, value };
         let bytes = signal.to_bytes();
         libc::write(pipe, bytes.as_ptr().cast(), SIGNAL_BYTES);
         *libc::__errno_location() = errno;
@@ -266,13 +325,27 @@ pub fn send(process: u32, number: i32) {
     unsafe { libc::kill(process as i32, number) };
 }
 
-/// Whether a child has stopped since this was asked last.
+/// The signal by which a child has stopped since this was asked last.
+pub fn stop_of(process: u32) -> Option<i32> {
+    change_of(process, libc::WSTOPPED)
+}
+
+/// Whether a child has stopped since [`stop_of`] was asked last.
 pub fn has_stopped(process: u32) -> bool {
+    change_of(process, libc::WSTOPPED | libc::WNOWAIT).is_some()
+}
+
+/// Whether a child that had stopped was continued, and has not stopped again.
+pub fn is_continued(process: u32) -> bool {
+    change_of(process, libc::WCONTINUED | libc::WNOWAIT).is_some()
+}
+
+fn change_of(process: u32, which: i32) -> Option<i32> {
     // SAFETY: all zeros is a value of this C structure, and the call fills it.
     unsafe {
         let mut info: libc::siginfo_t = std::mem::zeroed();
-        let answer = libc::waitid(libc::P_PID, process, &raw mut info, libc::WSTOPPED | libc::WNOHANG);
-        answer == 0 && info.si_pid() == process as i32
+        let answer = libc::waitid(libc::P_PID, process, &raw mut info, which | libc::WNOHANG);
+        (answer == 0 && info.si_pid() == process as i32).then(|| info.si_status())
     }
 }
 
@@ -313,7 +386,7 @@ fn set_blocked(number: i32, how: i32) {
     }
 }
 
-/// Notes what Rust's runtime changes afterwards.
+/// Notes what the runtime and this file change afterwards.
 extern "C" fn note_inherited() {
     for (stream, closed) in (0..).zip(&CLOSED) {
         // SAFETY: numbers only; there is an errno for each thread, and it is not in use yet.
@@ -321,21 +394,38 @@ extern "C" fn note_inherited() {
             unsafe { libc::fcntl(stream, libc::F_GETFD) == -1 && *libc::__errno_location() == libc::EBADF };
         closed.store(is_closed, Ordering::Relaxed);
     }
-    // SAFETY: all zeros is a value of this C structure, and the call fills it.
-    let is_ignored = unsafe {
-        let mut now: libc::sigaction = std::mem::zeroed();
-        libc::sigaction(libc::SIGPIPE, std::ptr::null(), &raw mut now) == 0
-            && now.sa_sigaction == libc::SIG_IGN
-    };
-    PIPE_IGNORED.store(is_ignored, Ordering::Relaxed);
+    PIPE_IGNORED.store(is_ignored(libc::SIGPIPE), Ordering::Relaxed);
+    CHILD_IGNORED.store(is_ignored(libc::SIGCHLD), Ordering::Relaxed);
+    BLOCKED.store(blocked(), Ordering::Relaxed);
 }
 
-/// Lets the program of `command` inherit what the runtime changed. Does nothing where nothing was changed: a program
-/// with this hook is started by fork, which takes longer than a spawn.
+fn is_ignored(number: i32) -> bool {
+    // SAFETY: all zeros is a value of this C structure, and the call fills it.
+    unsafe {
+        let mut now: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(number, std::ptr::null(), &raw mut now) == 0 && now.sa_sigaction == libc::SIG_IGN
+    }
+}
+
+/// The signals that this thread blocks, as the kernel's set.
+fn blocked() -> u64 {
+    // SAFETY: all zeros is a value of this C structure; the call fills it.
+    unsafe {
+        let mut now: libc::sigset_t = std::mem::zeroed();
+        libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), &raw mut now);
+        let is_member = |&number: &i32| libc::sigismember(&raw const now, number) == 1;
+        (1..=64).filter(is_member).fold(0, |set, number| set | 1 << (number - 1))
+    }
+}
+
+/// Lets the program of `command` inherit what was changed here. Does nothing where nothing was changed: a program with
+/// this hook is started by fork, which takes longer than a spawn.
 pub fn pass_on_inherited(command: &mut Command) {
     let closed = [0, 1, 2].map(|stream: usize| CLOSED[stream].load(Ordering::Relaxed));
-    let is_pipe_ignored = PIPE_IGNORED.load(Ordering::Relaxed);
-    if !is_pipe_ignored && !closed.contains(&true) {
+    let ignored = [(libc::SIGPIPE, &PIPE_IGNORED), (libc::SIGCHLD, &CHILD_IGNORED)]
+        .map(|(number, is_ignored)| is_ignored.load(Ordering::Relaxed).then_some(number));
+    let blocked = BLOCKED.load(Ordering::Relaxed);
+    if ignored == [None; 2] && !closed.contains(&true) && blocked == 0 {
         return;
     }
     let restore = move || {
@@ -345,9 +435,12 @@ pub fn pass_on_inherited(command: &mut Command) {
                 unsafe { libc::close(stream) };
             }
         }
-        if is_pipe_ignored {
+        for number in ignored.into_iter().flatten() {
             // SAFETY: ignoring a signal needs no handler. The library set its default before this is called.
-            unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+            unsafe { libc::signal(number, libc::SIG_IGN) };
+        }
+        for number in (1..=64).filter(|number| blocked & 1 << (number - 1) != 0) {
+            block(number);
         }
         Ok(())
     };

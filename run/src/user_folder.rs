@@ -73,7 +73,6 @@ impl Folder {
         Ok(Self { descriptor, path })
     }
 
-    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }

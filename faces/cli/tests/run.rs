@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 
 use quinion_owner::internals::serve::Owner;
 use quinion_run::report::Form;
-use quinion_run::{Intercept, OwnerNumbers, PRELOAD, Planning, RunOptions, run};
+use quinion_run::{Intercept, OwnerNumbers, PRELOAD, Planning, RunOptions, WATCH_STOP_VERB, run, watch_stop};
 
 use quinion_testing::naive_owner::NaiveOwner;
 
@@ -23,6 +23,10 @@ const PAGES: usize = 1024;
 const FILE_BYTES: usize = 16 << 20;
 
 fn main() {
+    if std::env::args().nth(1).is_some_and(|verb| verb == WATCH_STOP_VERB) {
+        let number = |word| std::env::args().nth(word).and_then(|word| word.parse().ok()).expect("a process");
+        return watch_stop([number(2), number(3)]);
+    }
     if std::env::var_os("QUINION_TEST_RUN").is_some() {
         be_the_command();
     }
@@ -119,6 +123,10 @@ const TESTS: &[(&str, fn())] = &[
     ("ignored_signals_stay_ignored", ignored_signals_stay_ignored),
     ("standard_streams_that_are_closed_stay_closed", standard_streams_that_are_closed_stay_closed),
     ("we_stop_and_go_on_with_the_program", we_stop_and_go_on_with_the_program),
+    ("a_program_that_others_continue_does_not_hang_us", a_program_that_others_continue_does_not_hang_us),
+    ("a_timer_from_before_the_start_is_the_programs", a_timer_from_before_the_start_is_the_programs),
+    ("blocked_signals_stay_blocked", blocked_signals_stay_blocked),
+    ("an_ignored_end_of_children_stays_ignored", an_ignored_end_of_children_stays_ignored),
     ("programs_everybody_has_print_the_same", programs_everybody_has_print_the_same),
     ("programs_started_by_the_program_are_served", programs_started_by_the_program_are_served),
     ("objects_that_are_preloaded_already_stay", objects_that_are_preloaded_already_stay),
@@ -228,22 +236,80 @@ fn rest(mut lines: impl Read) -> String {
     rest
 }
 
+/// Not for ever: a program that no signal reaches is not to hang the test.
+const WAITS: &str = "n=0; while [ $n -lt 500 ]; do sleep 0.02; n=$((n + 1)); done";
+
+/// Each signal whose default ends or stops a process, but for those that no process catches, and faults.
 fn signals_sent_to_us_reach_the_program() {
-    for (signal, name) in [
-        (libc::SIGTERM, "TERM"),
-        (libc::SIGHUP, "HUP"),
-        (libc::SIGINT, "INT"),
-        (libc::SIGQUIT, "QUIT"),
-        (libc::SIGUSR1, "USR1"),
-        (libc::SIGWINCH, "WINCH"),
-        (libc::SIGTSTP, "TSTP"),
-    ] {
-        let script = format!("trap 'echo {name}; exit 3' {name}; echo ready; while :; do sleep 0.02; done");
+    let more = [
+        libc::SIGALRM,
+        libc::SIGVTALRM,
+        libc::SIGPROF,
+        libc::SIGIO,
+        libc::SIGPWR,
+        libc::SIGSTKFLT,
+        libc::SIGXCPU,
+        libc::SIGXFSZ,
+        libc::SIGABRT,
+        libc::SIGRTMIN(),
+        libc::SIGRTMAX(),
+    ];
+    let common = [
+        libc::SIGTERM,
+        libc::SIGHUP,
+        libc::SIGINT,
+        libc::SIGQUIT,
+        libc::SIGUSR1,
+        libc::SIGWINCH,
+        libc::SIGTSTP,
+    ];
+    for signal in common.into_iter().chain(more) {
+        let script = format!("trap 'echo {signal}; exit 3' {signal}; echo ready; {WAITS}");
         let (mut child, lines) = started(sh(&script));
         kill(&child, signal);
-        assert_eq!(rest(lines), format!("{name}\n"));
+        assert_eq!(rest(lines), format!("{signal}\n"));
         assert_eq!(child.wait().unwrap().code(), Some(3));
     }
+}
+
+/// Runs the words of its arguments with a timer that runs out soon, or with signals ignored or blocked.
+const STARTS: &str = "import os, signal, sys
+if sys.argv[1] == 'timer': signal.setitimer(signal.ITIMER_REAL, 1)
+elif sys.argv[1] == 'ignored': signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+else: signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGCHLD])
+os.execv(sys.argv[2], sys.argv[2:])
+";
+
+fn started_by(how: &str, words: &[&str]) -> Command {
+    let mut command = Command::new("python3");
+    command.args(["-c", STARTS, how]).arg(std::env::current_exe().unwrap()).args(words);
+    command.env("QUINION_TEST_RUN", "1").stdin(Stdio::null());
+    command
+}
+
+fn a_timer_from_before_the_start_is_the_programs() {
+    let script = format!("trap 'echo late; exit 3' ALRM; {WAITS}");
+    let output = started_by("timer", &["sh", "-c", &script]).output().unwrap();
+    assert_eq!((output.status.code(), text(&output.stdout)), (Some(3), "late\n".into()), "{output:?}");
+}
+
+/// No shell lets a program have it so.
+fn an_ignored_end_of_children_stays_ignored() {
+    let output = started_by("ignored", &["grep", "SigIgn", "/proc/self/status"]).output().unwrap();
+    let mask = u64::from_str_radix(text(&output.stdout).split_whitespace().nth(1).unwrap(), 16).unwrap();
+    assert_eq!(mask & 1 << (libc::SIGCHLD - 1), 1 << (libc::SIGCHLD - 1), "{output:?}");
+}
+
+/// The program, and not this process, decides when it takes them.
+fn blocked_signals_stay_blocked() {
+    let output = started_by("blocked", &["grep", "SigBlk", "/proc/self/status"]).output().unwrap();
+    let blocked = 1u64 << (libc::SIGTERM - 1) | 1 << (libc::SIGCHLD - 1);
+    assert_eq!(text(&output.stdout), format!("SigBlk:\t{blocked:016x}\n"), "{output:?}");
+    let program = "import signal\nprint('ready', flush=True)\nprint(signal.sigtimedwait([15], 20).si_signo)";
+    let (mut child, lines) = started(started_by("blocked", &["python3", "-c", program]));
+    kill(&child, libc::SIGTERM);
+    assert_eq!(rest(lines), "15\n");
+    assert!(child.wait().unwrap().success());
 }
 
 /// Counts the interrupts that it gets, until none has come for a while.
@@ -340,6 +406,40 @@ fn we_stop_and_go_on_with_the_program() {
     kill(&child, libc::SIGCONT);
     assert_eq!(rest(lines), "went on\n");
     assert!(child.wait().unwrap().success());
+}
+
+/// Waits for its end; kills it if that does not come.
+fn end_of(mut child: Child) -> Output {
+    let begun = std::time::Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if begun.elapsed() > std::time::Duration::from_secs(20) {
+            child.kill().unwrap();
+            panic!("it hangs: {:?}", child.wait_with_output());
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    child.wait_with_output().unwrap()
+}
+
+/// 1. The program stops, and so does this process.
+/// 2. A process that knows the program's number alone continues it, or ends it.
+fn a_program_that_others_continue_does_not_hang_us() {
+    for stop in ["STOP", "TSTP", "TTIN"] {
+        for round in 0..3 {
+            // At times before this process has stopped.
+            let pause = ["0.01", "0.05", "0.5"][round];
+            // Once more, in case the first came before the stop.
+            let others = format!("(sleep {pause}; kill -CONT $$; sleep 2; kill -CONT $$) >&- 2>&- &");
+            let script = format!("{others} kill -{stop} $$; echo done");
+            let mut command = sh(&script);
+            command.env("QUINION_WAIT_MS", "50"); // those others wait for the owner, which is this stopped process
+            let output = end_of(command.stdout(Stdio::piped()).spawn().unwrap());
+            assert_eq!((output.status.code(), text(&output.stdout)), (Some(0), "done\n".into()), "{stop}");
+        }
+    }
+    let mut command = sh("(sleep 0.3; kill -KILL $$) & kill -STOP $$");
+    let output = end_of(command.env("QUINION_WAIT_MS", "50").spawn().unwrap());
+    assert_eq!(output.status.signal(), Some(libc::SIGKILL));
 }
 
 /// Lines of text that all differ, much longer than the cache.

@@ -2,11 +2,14 @@
 //!
 //! Every offset is left to the kernel first, since the child has it too (`forks.rs`). A call that runs a program in the
 //! child by itself, as `system` and `posix_spawn` do, is the same: what is inherited is not closed by all.
+//!
+//! A C library before version 2.39 has no `pidfd_spawn`. A program that looks for it by name finds the wrapper, so
+//! there the wrapper spawns by number and opens a descriptor of that process.
 
 use core::ffi::{c_char, c_int, c_void};
 
-use crate::forks;
 use crate::wrap::{call_real, names};
+use crate::{forks, kernel, real};
 
 names! {
     fork | __fork () -> c_int {
@@ -54,6 +57,57 @@ names! {
             process => *mut c_int, path => *const c_char, actions => *const c_void, attributes => *const c_void,
             arguments => *const *mut c_char, environment => *const *mut c_char
         ) -> c_int))
+    }
+    pidfd_spawn(
+        process: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void,
+        arguments: *const *mut c_char, environment: *const *mut c_char
+    ) -> c_int {
+        if !real::is_there(&real::pidfd_spawn) {
+            // SAFETY: the program's arguments.
+            return described(process, |number| unsafe {
+                posix_spawn(number, path, actions, attributes, arguments, environment)
+            });
+        }
+        spawning(|| call_real!(pidfd_spawn(
+            process => *mut c_int, path => *const c_char, actions => *const c_void, attributes => *const c_void,
+            arguments => *const *mut c_char, environment => *const *mut c_char
+        ) -> c_int))
+    }
+    pidfd_spawnp(
+        process: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void,
+        arguments: *const *mut c_char, environment: *const *mut c_char
+    ) -> c_int {
+        if !real::is_there(&real::pidfd_spawnp) {
+            // SAFETY: the program's arguments.
+            return described(process, |number| unsafe {
+                posix_spawnp(number, path, actions, attributes, arguments, environment)
+            });
+        }
+        spawning(|| call_real!(pidfd_spawnp(
+            process => *mut c_int, path => *const c_char, actions => *const c_void, attributes => *const c_void,
+            arguments => *const *mut c_char, environment => *const *mut c_char
+        ) -> c_int))
+    }
+}
+
+/// Spawns a process by `spawn`, which stores its number, and stores a descriptor of it in `process`. Returns the error
+/// number; a process without a descriptor is ended, since its parent would not know of it.
+fn described(process: *mut c_int, spawn: impl FnOnce(*mut c_int) -> c_int) -> c_int {
+    let mut number = 0;
+    let error = spawn(&raw mut number);
+    if error != 0 {
+        return error;
+    }
+    match kernel::open_process(number) {
+        Ok(descriptor) => {
+            // SAFETY: the program's place for it.
+            unsafe { process.write(descriptor) };
+            0
+        }
+        Err(error) => {
+            kernel::end_child(number);
+            error.0
+        }
     }
 }
 

@@ -4,6 +4,9 @@
 //! first, as before a fork. Another thread may open more until the kernel has ended it, so the call counts as a fork
 //! under way (`forks.rs`): no descriptor gets a private offset meanwhile. A failed call takes the count back.
 //!
+//! The owner is told, too: the next program may be one that does not join (a static one, or one with other rights), and
+//! only the owner can take back what this one has attached.
+//!
 //! The forms with a list put the arguments from registers before those on the stack, where they make the other forms'
 //! array:
 //!
@@ -19,15 +22,18 @@ use quinion_view::viewer::sys::call;
 
 use crate::kernel::number;
 use crate::wrap::{call_real, names};
-use crate::{forks, ld_preload, real};
+use crate::{forks, ld_preload, process, real};
 
 type List = *const *const c_char;
 
 /// Runs a call that, if it does not fail, makes this process another program, with this environment.
 fn becoming<T>(environment: List, call: impl FnOnce() -> T) -> T {
     let exec = forks::begin_fork();
+    let viewer = exec.and_then(|_| process::viewer());
+    viewer.inspect(|viewer| viewer.begin_exec());
     ld_preload::forget_in(environment as usize);
     let answer = call();
+    viewer.inspect(|viewer| viewer.end_exec());
     if let Some(exec) = exec {
         forks::end_fork(exec);
     }

@@ -6,7 +6,7 @@
 //! | `FORKS` | fork, or become another program, from before the descriptors go back until the child is there |
 //! | `COPYING` | are in the very call that copies the process, or that gives a descriptor a number of its choice |
 //! | `VFORKS` | are suspended in `vfork` until their child has left this memory |
-//! | `SPAWNERS` | are inside `posix_spawn`, by their numbers |
+//! | `SPAWNERS` | are inside `posix_spawn` or `pidfd_spawn`, by their numbers |
 //!
 //! What is done before a child is made is in `forks.rs`; a child (`process.rs`) begins with zeros. A handler that forks
 //! between two of these steps makes a child that counts none, so no count goes below zero.

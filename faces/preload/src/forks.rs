@@ -5,7 +5,7 @@
 //! descriptors. Nothing of the library runs in the child: it finds out by itself what it is (`process.rs`).
 //!
 //! A child of `vfork` runs in this memory: nothing that it calls again here may change a count. So does the child of
-//! the C library's `posix_spawn`, which counts as a `vfork`.
+//! the C library's `posix_spawn` and `pidfd_spawn`, which count as a `vfork`.
 
 use core::ffi::c_int;
 use core::sync::atomic::Ordering;
@@ -99,7 +99,7 @@ pub struct Spawn {
     noted: Spawner,
 }
 
-/// As [`begin_vfork_child`], before a `posix_spawn` of this thread.
+/// As [`begin_vfork_child`], before a `posix_spawn` or `pidfd_spawn` of this thread.
 pub fn begin_spawn() -> Option<Spawn> {
     let fork = begin_vfork_child()?;
     let inside = enter();

@@ -17,7 +17,8 @@
 //! environment, too; that costs the parent's later children the cache.
 //!
 //! The environment may be anything, and the process a child in its parent's memory that has put the signals' handlers
-//! back: so it is read, too, by a call of the kernel. Where that is forbidden, nothing is taken out.
+//! back: so it is read, too, by a call of the kernel. Where that is forbidden, nothing is taken out. A handler of a
+//! crash may run on a stack of a few KiB: so it is read in small pieces, and compared while it is read.
 //!
 //! Not seen: programs that are started by ones that are not served, or by the C library itself where it is not patched.
 
@@ -102,24 +103,27 @@ fn is_separator(byte: u8) -> bool {
 
 const PAGE: usize = 4096;
 const VARIABLE: [u8; 11] = *b"LD_PRELOAD=";
-const STRINGS: usize = 64;
 
-fn read_string(at: usize, to: &mut [u8]) -> &[u8] {
-    let mut done = 0;
-    while done < to.len() {
-        let here = at.wrapping_add(done);
-        let len = (to.len() - done).min(PAGE - here % PAGE).min(256);
-        let bytes = &mut to[done..done + len];
-        if kernel::read_memory(&[[here, len]], bytes) != len {
-            break;
-        }
-        let end = bytes.iter().position(|&byte| byte == 0);
-        done += end.unwrap_or(len);
-        if end.is_some() {
-            break;
-        }
+/// How many strings are looked at together, and how many bytes of a value: a handler on a small stack may become
+/// another program.
+const STRINGS: usize = 16;
+const PIECE: usize = 256;
+
+/// Reads up to the end of a page, or less; 0 if nothing can be read.
+fn read_piece(at: usize, to: &mut [u8]) -> usize {
+    let len = to.len().min(PAGE - at % PAGE);
+    let bytes = &mut to[..len];
+    if kernel::read_memory(&[[at, len]], bytes) == len { len } else { 0 }
+}
+
+/// Whether a string begins with the name of the variable, which may lie on two pages.
+fn begins_with_variable(at: usize) -> bool {
+    let mut bytes = [0; VARIABLE.len()];
+    let first = read_piece(at, &mut bytes);
+    if first > 0 && first < bytes.len() {
+        read_piece(at.wrapping_add(first), &mut bytes[first..]);
     }
-    &to[..done]
+    bytes == VARIABLE
 }
 
 /// The address of the value of `LD_PRELOAD` in an environment, which may be anything: the kernel checks what can be
@@ -163,8 +167,7 @@ fn find_among(strings: &[usize]) -> Option<usize> {
         }
         at += read;
         if read < left {
-            let mut one = [0; VARIABLE.len()];
-            if read_string(strings[at], &mut one) == VARIABLE {
+            if begins_with_variable(strings[at]) {
                 return Some(strings[at]);
             }
             at += 1;
@@ -173,8 +176,14 @@ fn find_among(strings: &[usize]) -> Option<usize> {
     None
 }
 
-/// How much of the value is read: the object stands behind what the user wants.
-const VALUE_MAX: usize = 4096;
+/// How much of the value is read: as much as the kernel lets a string have.
+const VALUE_MAX: usize = 128 << 10;
+
+/// A name in a value, as far as it has been compared with the object's.
+struct PartialName {
+    begin: usize,
+    is_same: bool,
+}
 
 /// Takes the object's name out of an environment that is about to be handed on, if the object cannot be reached. The
 /// address is the program's, and may be anything.
@@ -182,14 +191,29 @@ pub fn forget_in(environment: usize) {
     let _inside = Inside::count();
     let Some(name) = name() else { return };
     let Some(place) = find_value(environment) else { return };
-    let mut buffer = [0; VALUE_MAX];
-    let value = read_string(place, &mut buffer);
+    let wanted = &name[..name.len() - 1];
+    let mut part = PartialName { begin: 0, is_same: true };
     let mut at = 0;
-    for part in value.split(|byte| is_separator(*byte)) {
-        if part == &name[..name.len() - 1] && !is_reachable(name) {
-            kernel::overwrite((place + at) as *const u8, &NOTHING[..part.len()]);
+    while at < VALUE_MAX {
+        let mut bytes = [0; PIECE];
+        let read = read_piece(place.wrapping_add(at), &mut bytes);
+        // Memory that cannot be read ends it, as a zero does.
+        for &byte in if read == 0 { &[0][..] } else { &bytes[..read] } {
+            let done = at - part.begin;
+            if byte != 0 && !is_separator(byte) {
+                part.is_same &= wanted.get(done) == Some(&byte);
+                at += 1;
+                continue;
+            }
+            if part.is_same && done == wanted.len() && !is_reachable(name) {
+                kernel::overwrite((place + part.begin) as *const u8, &NOTHING[..wanted.len()]);
+            }
+            if byte == 0 {
+                return;
+            }
+            at += 1;
+            part = PartialName { begin: at, is_same: true };
         }
-        at += part.len() + 1;
     }
 }
 

@@ -356,8 +356,9 @@ const CLONE_THREAD_LIKE: usize = 0x0001_0500; // CLONE_THREAD, CLONE_FILES, CLON
 /// library makes it so and comes by here.
 extern "C" fn cloned(_function: usize, _stack: usize, flags: usize) {
     const EXIT_SIGNAL: usize = 0xff;
+    const CLONE_PIDFD: usize = 0x1000; // by `pidfd_spawn`
     const CLONE_VM_VFORK: usize = 0x4100;
-    if flags & !EXIT_SIGNAL == CLONE_VM_VFORK && forks::is_spawning() {
+    if flags & !(EXIT_SIGNAL | CLONE_PIDFD) == CLONE_VM_VFORK && forks::is_spawning() {
         return;
     }
     if flags & CLONE_THREAD_LIKE != CLONE_THREAD_LIKE {

@@ -139,6 +139,12 @@ extern "C" fn close_from(first: c_int) {
 
 const ENOSYS: isize = 38;
 
+/// Whether the C library, or another object behind this one, has the function.
+pub fn is_there(real: &Real) -> bool {
+    let found = real.get();
+    found != missing as *mut c_void
+}
+
 pub extern "C" fn find_for_trampoline(real: &Real) -> *mut c_void {
     real.get()
 }
@@ -361,8 +367,8 @@ reals! {
         open_by_handle_at, shm_open, memfd_create,
         mkstemp, mkstemp64, mkostemp, mkostemp64, mkstemps, mkstemps64, mkostemps, mkostemps64,
         fopen, fopen64, freopen, freopen64, recvmmsg,
-        fork, _Fork, vfork, daemon, forkpty, system, popen, posix_spawn, posix_spawnp, wordexp,
-        fdopen, fclose, fcloseall, endmntent, login_tty, lockf, lockf64, sendmmsg, closefrom,
+        fork, _Fork, vfork, daemon, forkpty, system, popen, posix_spawn, posix_spawnp, pidfd_spawn, pidfd_spawnp,
+        wordexp, fdopen, fclose, fcloseall, endmntent, login_tty, lockf, lockf64, sendmmsg, closefrom,
         execv, execvp, execvpe, execl, execlp, execle, fexecve,
         execveat, clone, unshare, syscall, pidfd_getfd, prctl,
         umount, umount2, unlink, unlinkat, rename, renameat, renameat2,

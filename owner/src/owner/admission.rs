@@ -7,6 +7,9 @@
 //!
 //! The decision is noted for the report ([`FileAdmission::modes`]).
 //!
+//! A watch counts until the process that set it has ended, whichever programs that becomes. A child that inherits a
+//! watch is not known here, so its parent's end ends the watch, too.
+//!
 //! Locks: three, each held for a look or a change of its own table. No two of them are held at once, and nothing is
 //! opened under them.
 
@@ -18,7 +21,8 @@ use super::errno;
 use super::guarantee::{ServeRules, Unserved};
 use super::shortage::MemoryShortage;
 use super::truncation_watch::{TruncationCheck, TruncationWatcher};
-use crate::serve::FileMode;
+use crate::serve::{FileMode, WatchingProcess};
+use crate::sys::processes::has_ended;
 use crate::viewer::sys::Errno;
 use quinion::internals::arena::Validation;
 use quinion::internals::lease::NoLease;
@@ -54,25 +58,59 @@ pub(super) struct FileAdmission {
     modes: RankedMutex<BTreeMap<FileId, FileMode>>,
 }
 
+/// The watches of each process.
 #[derive(Debug, Default)]
-struct FilesWithWatches {
+struct FilesWithWatches(Vec<Watcher>);
+
+#[derive(Debug)]
+struct Watcher {
+    process: WatchingProcess,
     files: BTreeSet<FileId>,
     /// All files count as watched: too many were watched, or a watched object is no file.
     all: bool,
 }
 
-impl FilesWithWatches {
-    const FILES_MAX: usize = 4096;
+impl Watcher {
+    fn has(&self, id: FileId) -> bool {
+        self.all || self.files.contains(&id)
+    }
+}
 
-    fn add(&mut self, id: FileId) {
-        self.all |= id == ALL_FILES || self.files.len() == Self::FILES_MAX;
-        if !self.all {
-            self.files.insert(id);
+impl FilesWithWatches {
+    /// Of one process.
+    const FILES_MAX: usize = 4096;
+    /// Of all together: more count as all files.
+    const SUM_MAX: usize = 1 << 16;
+
+    fn add(&mut self, id: FileId, process: &WatchingProcess) {
+        self.forget_ended();
+        let sum: usize = self.0.iter().map(|watcher| watcher.files.len()).sum();
+        let known = self.0.iter().position(|watcher| watcher.process.name == process.name);
+        let place = known.unwrap_or_else(|| {
+            let process = process.clone();
+            self.0.push(Watcher { process, files: BTreeSet::new(), all: false });
+            self.0.len() - 1
+        });
+        let watcher = &mut self.0[place];
+        let is_full = sum >= Self::SUM_MAX || watcher.files.len() == Self::FILES_MAX;
+        watcher.all |= id == ALL_FILES || (is_full && !watcher.files.contains(&id));
+        if watcher.all {
+            watcher.files.clear();
+        } else {
+            watcher.files.insert(id);
         }
     }
 
-    fn has(&self, id: FileId) -> bool {
-        self.all || self.files.contains(&id)
+    fn has(&mut self, id: FileId) -> bool {
+        if !self.0.iter().any(|watcher| watcher.has(id)) {
+            return false;
+        }
+        self.forget_ended();
+        self.0.iter().any(|watcher| watcher.has(id))
+    }
+
+    fn forget_ended(&mut self) {
+        self.0.retain(|watcher| !has_ended(&watcher.process.alive));
     }
 }
 
@@ -87,9 +125,14 @@ impl FileAdmission {
         }
     }
 
-    /// A program watches it: it is not attached from here on.
-    pub(super) fn add_watched(&self, id: FileId) {
-        self.watched.lock().add(id);
+    /// A program watches it: it is not attached from here on, until that process has ended.
+    pub(super) fn add_watched(&self, id: FileId, watcher: &WatchingProcess) {
+        self.watched.lock().add(id, watcher);
+    }
+
+    /// Their descriptors are closed.
+    pub(super) fn forget_ended_watchers(&self) {
+        self.watched.lock().forget_ended();
     }
 
     pub(super) fn is_watched(&self, id: FileId) -> bool {

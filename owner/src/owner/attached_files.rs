@@ -9,18 +9,19 @@
 //! drops it outside the lock. The lock of one entry's pins is never taken under it.
 //!
 //! Invariant: a handle is given once, and is above 0. An entry that [`AttachedFiles::insert_if_unrevoked`] inserts was
-//! opened after every revocation that did not find it in the table.
+//! opened after every revocation of its file that did not find it in the table.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::admission::ALL_FILES;
 use super::named::NamedObject;
 use super::thrash::Candidate;
 use crate::viewer::sys::Errno;
 use quinion::File;
-use quinion::internals::folio::Pinned;
+use quinion::internals::folio::{KeptMemory, Pinned};
 use quinion::internals::serving::ServedFile;
 use quinion::internals::sync::{Rank, RankedMutex};
 use quinion::internals::units::{FileId, MappingId};
@@ -63,20 +64,62 @@ pub(super) struct AttachedFiles {
     by_handle: RankedMutex<HashMap<u64, Attachment>>,
     /// The last number that was given to a handle or a pin.
     last_number: AtomicU64,
-    /// How often viewers said that a file may not be trusted any more, whichever.
-    revocations: AtomicU64,
+    /// The files of which viewers said that they may not be trusted any more.
+    revocations: RankedMutex<Revocations>,
+}
+
+/// The last revocations, oldest first.
+#[derive(Debug, Default)]
+struct Revocations {
+    last: VecDeque<FileId>,
+    count: u64,
 }
 
 /// How many revocations there were when a file was about to be opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct RevocationCount(u64);
 
+/// Whether a file was revoked while it was being opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Revocation {
+    None,
+    /// It was.
+    OfFile,
+    /// So many others were that it is not known.
+    Unknown,
+}
+
+impl Revocations {
+    /// More than one attach ever meets, but for one that waits for a file system.
+    const KEPT_MAX: usize = 1024;
+
+    fn add(&mut self, id: FileId) {
+        if self.last.len() == Self::KEPT_MAX {
+            self.last.pop_front();
+        }
+        self.last.push_back(id);
+        self.count += 1;
+    }
+
+    fn since(&self, before: RevocationCount, id: FileId) -> Revocation {
+        let count = self.count - before.0;
+        let mut last = self.last.iter().rev().take(usize::try_from(count).unwrap_or(usize::MAX));
+        if last.any(|&revoked| revoked == id || revoked == ALL_FILES) {
+            Revocation::OfFile
+        } else if count > self.last.len() as u64 {
+            Revocation::Unknown
+        } else {
+            Revocation::None
+        }
+    }
+}
+
 impl AttachedFiles {
     pub(super) fn new() -> Self {
         Self {
             by_handle: RankedMutex::new(Rank::Viewer, HashMap::new()),
             last_number: AtomicU64::new(0),
-            revocations: AtomicU64::new(0),
+            revocations: RankedMutex::new(Rank::Viewer, Revocations::default()),
         }
     }
 
@@ -90,29 +133,31 @@ impl AttachedFiles {
         handle
     }
 
-    /// To be called before an attached file is looked for that may not be trusted any more.
-    pub(super) fn revoke(&self) {
-        self.revocations.fetch_add(1, Ordering::Relaxed); // the table's lock orders it
+    /// To be called before that file, or each for [`ALL_FILES`], is looked for, which may not be trusted any more.
+    pub(super) fn revoke(&self, id: FileId) {
+        self.revocations.lock().add(id);
     }
 
     pub(super) fn revocations(&self) -> RevocationCount {
-        RevocationCount(self.revocations.load(Ordering::Relaxed))
+        RevocationCount(self.revocations.lock().count)
     }
 
-    /// Returns the handle; `None` if any file was revoked since `before`, perhaps this one. A revocation counts first
-    /// and looks for its file then; here the file is inserted first, and the count is looked at then. Both hold the
-    /// lock of the table for the second step: one of the two finds the other.
-    pub(super) fn insert_if_unrevoked(&self, attachment: Attachment, before: RevocationCount) -> Option<u64> {
-        let handle = self.next_number();
-        let mut files = self.by_handle.lock();
-        files.insert(handle, attachment);
-        if self.revocations() == before {
-            return Some(handle);
+    /// Returns the handle, if the file was not revoked since `before`. A revocation is noted first and looks for its
+    /// file then; here the file is inserted first, and the notes are looked at then. The locks of both tables order
+    /// these steps: one of the two finds the other.
+    pub(super) fn insert_if_unrevoked(
+        &self,
+        attachment: Attachment,
+        before: RevocationCount,
+    ) -> Result<u64, Revocation> {
+        let id = attachment.id;
+        let handle = self.insert(attachment);
+        let revocation = self.revocations.lock().since(before, id);
+        if revocation == Revocation::None {
+            return Ok(handle);
         }
-        let revoked = files.remove(&handle);
-        drop(files);
-        drop(revoked); // outside the lock
-        None
+        drop(self.remove(handle)); // it may have been taken by the revocation
+        Err(revocation)
     }
 
     pub(super) fn remove(&self, handle: u64) -> Option<Attachment> {
@@ -198,6 +243,11 @@ impl AttachedFiles {
         let pin = self.next_number();
         known.pins.lock().insert(pin, pinned);
         Ok((pin, bytes))
+    }
+
+    pub(super) fn kept_by(&self, handle: u64, pin: u64) -> Option<KeptMemory> {
+        let pins = self.pins_of(handle)?;
+        pins.lock().get(&pin).map(|pinned| pinned.kept_memory())
     }
 
     pub(super) fn unpin(&self, handle: u64, pin: u64) {

@@ -96,6 +96,108 @@ fn a_truncation_while_a_file_is_being_attached_is_noticed() {
     }
 }
 
+fn small_owner() -> CacheOwner {
+    CacheOwner::new(Cache::builder().memory(16 << 20).build().expect("a cache"))
+}
+
+fn named_file(folder: &Path, name: &str) -> PathBuf {
+    let path = folder.join(name);
+    std::fs::write(&path, vec![7; 100_000]).expect("it has room");
+    path
+}
+
+/// 1. While a file is being attached, a viewer wants to be alone with another one: the attach does not fail.
+/// 2. So many files are revoked meanwhile that it is not known whether this one is: the viewer may ask again.
+/// 3. A program begins to watch all files meanwhile, and none is attached yet: this one is not attached either.
+#[test]
+fn a_revocation_fails_attaches_of_its_own_file_alone() {
+    let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a folder");
+    let path = named_file(folder.path(), "file");
+    let owner = small_owner();
+    let attach_during = |act: Act| {
+        *owner.before_noted.0.lock().expect("no test panics in it") = Some(act);
+        attach_by_path(&owner, &path).1
+    };
+    let other = |inode| FileId { device: 1, inode };
+    let attached = attach_during(Box::new(move |owner| owner.revoke(other(1)))).expect("it was not revoked");
+    assert!(owner.valid_file(attached.handle).is_ok());
+    owner.detach(attached.handle);
+    let many =
+        Box::new(move |owner: &CacheOwner| (0..2000).for_each(|inode| owner.files.revoke(other(inode))));
+    assert_eq!(attach_during(many), Err(Errno::AGAIN));
+    let attach_later = || loop {
+        match attach_by_path(&owner, &path).1 {
+            Err(Errno::TXTBSY) => sleep(Duration::from_millis(5)), // its record is trusted again after a while
+            answer => return answer,
+        }
+    };
+    owner.detach(attach_later().expect("it may be asked for again").handle);
+    let watcher = Sleeper::start();
+    let process = watcher.process.clone();
+    let watches = Box::new(move |owner: &CacheOwner| owner.watched(ALL_FILES, &process));
+    assert!(attach_during(watches).is_err(), "its reads would not be reported");
+}
+
+/// A process that does nothing.
+struct Sleeper {
+    child: std::process::Child,
+    process: WatchingProcess,
+}
+
+impl Sleeper {
+    fn start() -> Self {
+        let child = std::process::Command::new("sleep").arg("1000").spawn().expect("it is on each machine");
+        let number = rustix::process::Pid::from_child(&child);
+        let descriptor = rustix::process::pidfd_open(number, rustix::process::PidfdFlags::empty());
+        let alive = Arc::new(descriptor.expect("it is there"));
+        let name = quinion::internals::sys::peer::ProcessName::of(child.id(), &*alive);
+        Self { child, process: WatchingProcess { name, alive } }
+    }
+}
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        self.child.kill().expect("it is ours");
+        self.child.wait().expect("it is ours");
+    }
+}
+
+/// 1. Processes watch a file, more files than are noted of one, and a folder: files are refused.
+/// 2. They end one by one: what the others watch is refused still, and nothing more.
+#[test]
+fn watches_end_with_their_process() {
+    let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a folder");
+    let [file, other] = ["file", "other"].map(|name| named_file(folder.path(), name));
+    let owner = small_owner();
+    let attach = |path: &Path| loop {
+        let (id, answer) = attach_by_path(&owner, path);
+        match answer {
+            Err(Errno::TXTBSY) => sleep(Duration::from_millis(5)), // its record is trusted again after a while
+            Err(error) => return (id, Err(error)),
+            Ok(attached) => {
+                owner.detach(attached.handle);
+                return (id, Ok(()));
+            }
+        }
+    };
+    let (id, _) = attach(&file);
+    let [one, many, all] = [(), (), ()].map(|()| Sleeper::start());
+    owner.watched(id, &one.process);
+    assert_eq!((attach(&file).1, attach(&other).1), (Err(Errno::BUSY), Ok(())));
+    for inode in 0..5000 {
+        owner.admission.add_watched(FileId { device: 1, inode }, &many.process);
+    }
+    owner.watched(ALL_FILES, &all.process);
+    assert_eq!(attach(&other).1, Err(Errno::BUSY));
+    drop(many);
+    assert_eq!(attach(&other).1, Err(Errno::BUSY), "another one watches the folder");
+    drop(all);
+    assert_eq!((attach(&file).1, attach(&other).1), (Err(Errno::BUSY), Ok(())));
+    drop(one);
+    owner.window_ended(&ViewerTotals::default());
+    assert_eq!(attach(&file).1, Ok(()));
+}
+
 /// 1. Two viewers attach a file, and one of them lets go of it.
 /// 2. A process that tells nothing cuts it, and the kernel tells no lease.
 /// 3. The cached pages are trusted no more. The next viewer that attaches it finds it watched again.

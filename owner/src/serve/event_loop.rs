@@ -16,6 +16,7 @@ use super::{BEAT, Shared};
 use crate::sys::death_notice::DeathNotice;
 use crate::sys::serial_queues::QueueKey;
 use crate::viewer::sys::{ticks, ticks_within};
+use quinion::internals::arena::control::Counter;
 use quinion::internals::sync::contained;
 
 const WINDOW_BEATS: u32 = 5;
@@ -44,8 +45,11 @@ impl Shared {
             self.viewers.drain_ring_of(&mut viewer_slot, viewer);
             self.viewers.drain_opened_of(viewer);
             let late = viewer_slot.take_late_offers();
+            let execs = self.viewers.page(viewer).counters[Counter::Execs as usize].load(Ordering::Relaxed);
+            let replaced = viewer_slot.process_to_look_at(execs);
             drop(viewer_slot);
             drop(late);
+            replaced.into_iter().for_each(|process| self.look_for_exec(viewer, process));
         }
         self.queues.retry();
         let overdue = std::mem::take(&mut *self.overdue.lock());

@@ -12,6 +12,7 @@
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fs::{FileType, fstat};
@@ -20,6 +21,8 @@ use super::totals::ViewerTotals;
 use crate::viewer::sys::Errno;
 use quinion::internals::arena::control::{Advice, AttachPolicy, SyscallAudit};
 use quinion::internals::arena::{ArenaError, ArenaShare, CellNumber, Validation};
+use quinion::internals::folio::KeptMemory;
+use quinion::internals::sys::peer::ProcessName;
 use quinion::internals::units::{FileId, Frame, MappingId, PageIndex};
 
 /// In place of a device, for files that are opened by a name: no device of the system has one so large.
@@ -109,6 +112,15 @@ pub struct NameRefusal {
     pub text: String,
 }
 
+/// A process that is about to watch files.
+#[derive(Clone, Debug)]
+pub struct WatchingProcess {
+    /// Tells it from others, whichever programs it becomes.
+    pub name: ProcessName,
+    /// Tells when it has ended.
+    pub alive: Arc<OwnedFd>,
+}
+
 /// A cache, as its viewers use it. Called by several threads at a time; every call may wait. A handle that arrives
 /// was given by `attach` and not detached yet, except that `detach` may come while another call with it is under way.
 pub trait Owner: Send + Sync + fmt::Debug {
@@ -161,8 +173,10 @@ pub trait Owner: Send + Sync + fmt::Debug {
     fn revoke(&self, id: FileId) {
         let _ = id;
     }
-    /// A viewer is about to watch that file, or any if both are 0: as `revoke`, and it is not attached any more.
-    fn watched(&self, id: FileId) {
+    /// A viewer is about to watch that file, or any if both are 0: as `revoke`, and it is not attached any more until
+    /// its process has ended.
+    fn watched(&self, id: FileId, watcher: &WatchingProcess) {
+        let _ = watcher;
         self.revoke(id);
     }
     /// A viewer is about to unmount something: when this returns the owner has closed all files that no viewer has.
@@ -239,6 +253,11 @@ pub trait Owner: Send + Sync + fmt::Debug {
     fn pin(&self, handle: u64, position: u64, len: u64) -> Result<(u64, u64), Errno> {
         let _ = (handle, position, len);
         Err(Errno::OPNOTSUPP)
+    }
+    /// The memory that a pin keeps; `None`: as many bytes as are pinned, or the pin is not known.
+    fn kept_by(&self, handle: u64, pin: u64) -> Option<KeptMemory> {
+        let _ = (handle, pin);
+        None
     }
     /// The pin is not needed any more.
     fn unpin(&self, handle: u64, pin: u64) {

@@ -3,7 +3,10 @@
 //! The page is read once, as it may change at any moment. The viewer slot notes the job before, and stays busy until
 //! the answer is written. The workers take the requests of all viewers in turn.
 //!
-//! Locks: that of one viewer slot, while its request is taken.
+//! Invariant: without a viewer slot's lock, each request of it that is taken has a job. So the slot is busy, and is
+//! given to no other viewer, whose page would be another.
+//!
+//! Locks: that of one viewer slot, while its request is taken, or taken and put back.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -105,8 +108,10 @@ impl PendingRequests {
         // Read once: in a moment the page may say something else.
         let operation = request.operation.load(Ordering::Relaxed);
         if !wanted(operation) {
+            put_back(request, pending);
             drop(viewer_slot);
-            self.put_back(viewer, request, pending);
+            self.wakeups.doorbells.put_up(viewer); // of use to none where it is of the first group
+            self.wakeups.wake_workers(); // the worker that was woken for it may sleep again
             return None;
         }
         viewer_slot.busy += 1;
@@ -122,26 +127,94 @@ impl PendingRequests {
             attended: pending == state::PENDING,
         })
     }
+}
 
-    fn put_back(&self, viewer: usize, request: &Request, pending: u32) {
-        // Release, partner: the Acquire in `take`.
-        let is_back =
-            request.state.compare_exchange(state::TAKEN, pending, Ordering::Release, Ordering::Relaxed);
-        if is_back.is_err() {
-            // Given up meanwhile; or the next viewer asks by this slot: that stays. Release, partner: the Acquire by
-            // which a viewer claims the slot.
-            let _ = request.state.compare_exchange(
-                state::GIVEN_UP,
-                state::FREE,
-                Ordering::Release,
-                Ordering::Relaxed,
-            );
-        }
-        self.wakeups.doorbells.put_up(viewer); // of use to none where it is of the first group
-        self.wakeups.wake_workers(); // the worker that was woken for it may sleep again
+/// The caller has the viewer slot's lock since it took the request.
+fn put_back(request: &Request, pending: u32) {
+    // Release, partner: the Acquire in `take`.
+    let is_back = request.state.compare_exchange(state::TAKEN, pending, Ordering::Release, Ordering::Relaxed);
+    if is_back.is_err() {
+        // Given up meanwhile. Release, partner: the Acquire by which a viewer claims the slot.
+        let _ = request.state.compare_exchange(
+            state::GIVEN_UP,
+            state::FREE,
+            Ordering::Release,
+            Ordering::Relaxed,
+        );
     }
 }
 
 pub(super) fn is_pending(now: u32) -> bool {
     matches!(now, state::PENDING | state::PENDING_UNATTENDED)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::super::viewer_slot::Process;
+    use super::*;
+    use crate::CacheOwner;
+    use crate::sys::domain::Domain;
+    use quinion::Cache;
+    use quinion::internals::arena::control::GROUP_VIEWERS;
+    use quinion::internals::sys::peer::ProcessName;
+
+    const VIEWER: usize = 0;
+    const REQUEST_SLOT: usize = 3;
+
+    fn requests_of_one_viewer() -> PendingRequests {
+        let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
+        let owner = CacheOwner::new(cache);
+        let viewers = Arc::new(ViewerTable::new(Arc::new(owner), GROUP_VIEWERS));
+        viewers.owner.arena().map_viewers(0).unwrap();
+        viewers.slots.add(0);
+        viewers.owner.arena().make_viewer_page(VIEWER).unwrap();
+        let number = std::process::id();
+        let alive = File::open("/proc/self/status").unwrap();
+        let member = Domain::of_this_process().unwrap().member(number).unwrap();
+        viewers.slot(VIEWER).lock().process = Some(Process {
+            number,
+            name: ProcessName::of(number, &alive),
+            alive: Arc::new(alive.into()),
+            member: Arc::new(member),
+        });
+        PendingRequests::new(Arc::clone(&viewers), Arc::new(Wakeups::new(viewers)))
+    }
+
+    /// 1 A worker takes a request that is of another operation than it looks for, and unlocks the viewer slot to put
+    /// the request back. 2 Its viewer ends, and its slot is given to the next viewer, since it is not busy. 3 That one
+    /// asks by the same request slot, and a second worker takes the request. 4 The first worker puts back the second's
+    /// request, since its state is the same. 5 A third worker takes it, too, and it is answered twice: the second
+    /// answer meets a later request.
+    #[test]
+    fn a_request_without_a_job_is_not_taken_when_another_thread_has_its_viewer_slots_lock() {
+        const ROUNDS: usize = 3_000;
+        let requests = requests_of_one_viewer();
+        let viewers = &requests.viewers;
+        let state = &viewers.page(VIEWER).requests[REQUEST_SLOT].state;
+        for pending in [state::PENDING, state::PENDING_UNATTENDED] {
+            state.store(pending, Ordering::Relaxed);
+            let looks = std::thread::scope(|scope| {
+                let worker = scope.spawn(|| {
+                    let not_wanted = |_| {
+                        std::thread::yield_now();
+                        false
+                    };
+                    for _ in 0..ROUNDS {
+                        assert!(requests.take(VIEWER, REQUEST_SLOT, not_wanted).is_none());
+                    }
+                });
+                let mut looks = 0;
+                while !worker.is_finished() {
+                    let viewer_slot = viewers.slot(VIEWER).lock();
+                    assert_eq!(viewer_slot.busy, 0);
+                    assert_eq!(state.load(Ordering::Relaxed), pending, "look {looks}");
+                    looks += 1;
+                }
+                looks
+            });
+            assert!(looks > 0);
+        }
+    }
 }

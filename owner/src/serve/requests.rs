@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::Shared;
-use super::owner::{Caching, WriterAccess};
+use super::owner::{Caching, WatchingProcess, WriterAccess};
 use super::viewer_slot::ViewerJob;
 use super::workers::WorkKey;
 use crate::sys::serial_queues::QueueKey;
@@ -157,7 +157,8 @@ impl Shared {
         if watches == 0 {
             self.owner.revoke(id);
         } else {
-            self.owner.watched(id);
+            let watcher = WatchingProcess { name: job.process.name, alive: Arc::clone(&job.process.alive) };
+            self.owner.watched(id, &watcher);
         }
         Ok([0, 0])
     }

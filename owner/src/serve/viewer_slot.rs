@@ -7,13 +7,14 @@
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::time::{Duration, Instant};
 
 use super::peer_connection::{HELLO_MAX, PeerConnection};
 use super::totals::ViewerTotals;
 use crate::sys::domain::Member;
+pub(super) use crate::sys::processes::has_ended;
 use quinion::internals::arena::control::{Operation, REQUEST_SLOTS};
+use quinion::internals::folio::KeptMemory;
 use quinion::internals::sys::peer::ProcessName;
 
 #[derive(Debug, Default)]
@@ -32,6 +33,7 @@ pub(super) struct ViewerSlot {
     pub(super) pins: HashMap<u64, PinnedRange>,
     pub(super) last_ticket: u32,
     pub(super) is_replaced: bool,
+    pub(super) exec_looks: Option<ExecLooks>,
     /// Sums of former viewers, by run; stays when the viewer goes.
     pub(super) past: BTreeMap<u64, ViewerTotals>,
 }
@@ -47,6 +49,27 @@ impl ViewerSlot {
 
     pub(super) fn is_over(&self) -> bool {
         self.is_replaced || self.process.as_ref().is_some_and(|process| has_ended(&process.alive))
+    }
+
+    /// The process, if its page says that it has become another program, or is about to, and it is time to look.
+    pub(super) fn process_to_look_at(&mut self, execs: u64) -> Option<Process> {
+        if execs == 0 {
+            self.exec_looks = None;
+            return None;
+        }
+        let looks = self.exec_looks.get_or_insert_with(ExecLooks::begin);
+        if looks.due > Instant::now() {
+            return None;
+        }
+        looks.pause = (2 * looks.pause).min(EXEC_LOOK_PAUSE_MAX);
+        looks.due = Instant::now() + looks.pause;
+        self.process.clone().filter(|_| !self.is_replaced)
+    }
+
+    /// That very process has become another program: the slot is over.
+    pub(super) fn note_replaced(&mut self, process: &Process) {
+        let is_its = |known: &Process| Arc::ptr_eq(&known.alive, &process.alive);
+        self.is_replaced |= self.process.as_ref().is_some_and(is_its);
     }
 
     pub(super) fn remove_handle(&mut self, handle: u64) -> Option<Handle> {
@@ -71,15 +94,35 @@ impl ViewerSlot {
         handles
     }
 
-    pub(super) fn pinned_bytes(&self) -> u64 {
-        self.pins.values().map(|pin| pin.bytes).sum()
+    /// The memory that its pins keep with one more, in bytes, or more: a folio counts for each pin that has it whole,
+    /// and once for those that have parts of it.
+    pub(super) fn kept_bytes_with(&self, more: &KeptMemory) -> u64 {
+        KeptMemory::sum_bytes(self.pins.values().map(|pin| &pin.kept).chain([more]))
     }
 }
 
+/// From the first mark of an exec to the first look: most programs join anew long before.
+const EXEC_LOOK_AFTER: Duration = Duration::from_secs(1);
+/// A mark may stay, of a child that had its parent's memory. Then the pauses grow up to this.
+const EXEC_LOOK_PAUSE_MAX: Duration = Duration::from_secs(64);
+
+/// When it is time to look whether the process has become another program.
 #[derive(Clone, Copy, Debug)]
+pub(super) struct ExecLooks {
+    due: Instant,
+    pause: Duration,
+}
+
+impl ExecLooks {
+    fn begin() -> Self {
+        Self { due: Instant::now() + EXEC_LOOK_AFTER, pause: EXEC_LOOK_AFTER }
+    }
+}
+
+#[derive(Clone, Debug)]
 pub(super) struct PinnedRange {
     pub(super) handle: u64,
-    pub(super) bytes: u64,
+    pub(super) kept: KeptMemory,
 }
 
 #[derive(Debug)]
@@ -133,10 +176,4 @@ impl ViewerJob {
             _ => None,
         }
     }
-}
-
-pub(super) fn has_ended(process: &OwnedFd) -> bool {
-    let mut fds = [PollFd::new(process, PollFlags::IN)];
-    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-    poll(&mut fds, Some(&at_once)).is_ok_and(|ready| ready > 0)
 }

@@ -9,6 +9,7 @@
 //! | [`death_notice`] | a mark in shared memory that the kernel makes if this process is killed |
 //! | [`serial_queues`] | threads for calls that may block as long as another process likes |
 
+pub mod processes;
 pub mod domain;
 #[allow(unsafe_code, reason = "the kernel is told of a list in shared memory")]
 pub mod death_notice;

@@ -13,6 +13,7 @@
 //! that were given up: answers come in the order of the questions, and the late ones are skipped.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -20,8 +21,9 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
+use quinion::internals::sys::peer;
+
 use super::message::{LINE_MAX, Message};
-use super::sys::{self, Peer};
 use super::{Name, silent};
 use crate::user_folder::Folder;
 
@@ -31,7 +33,8 @@ pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct Connection {
     name: Name,
-    peer: Peer,
+    /// The owner's process number here; 0 if it has none.
+    process: u32,
     stream: BufReader<UnixStream>,
     late: u32,
 }
@@ -52,22 +55,22 @@ impl Connection {
             Err(Errno::WOULDBLOCK) => return Err(silent(name)),
             Err(error) => return Err(error.into()),
         }
-        let peer = sys::peer(&socket)?;
-        if peer.user != rustix::process::geteuid().as_raw() {
+        let user = peer::user(socket.as_fd()).ok_or_else(io::Error::last_os_error)?;
+        if user != rustix::process::geteuid().as_raw() {
             return Err(io::Error::other(format!(
-                "the cache `{name}` in {} belongs to user {}, and what it serves is for that user's programs; \
+                "the cache `{name}` in {} belongs to user {user}, and what it serves is for that user's programs; \
                  remove that folder, or set XDG_RUNTIME_DIR to a folder of your own",
-                folder.path().display(),
-                peer.user
+                folder.path().display()
             )));
         }
+        let process = peer::process(socket.as_fd()).map_or(0, |process| process as u32);
         let stream = BufReader::new(UnixStream::from(socket));
-        Ok(Some(Self { name: name.clone(), peer, stream, late: 0 }))
+        Ok(Some(Self { name: name.clone(), process, stream, late: 0 }))
     }
 
     /// The owner's process number here; 0 if it has none.
     pub fn process(&self) -> u32 {
-        self.peer.process
+        self.process
     }
 
     /// Sets the longest wait for answers from now on.
@@ -112,11 +115,10 @@ impl Connection {
 
     /// The error of an owner whose message this version does not understand.
     pub fn not_understood(&self) -> io::Error {
-        let Self { name, peer, .. } = self;
+        let Self { name, process, .. } = self;
         io::Error::other(format!(
-            "the cache `{name}` (process {}) is of another version of quinion, and what it says is not understood; \
-             end it by `quinion stop {name}`, or use another by --keep=OTHER",
-            peer.process
+            "the cache `{name}` (process {process}) is of another version, and its answer is not understood; \
+             end it by `quinion stop {name}`, or use another by --keep=OTHER"
         ))
     }
 
@@ -143,8 +145,8 @@ mod tests {
     #[test]
     fn a_late_answer_is_dropped() {
         let (ours, mut owners) = UnixStream::pair().expect("a pair");
-        let peer = Peer { process: 1, user: 1 };
-        let mut line = Connection { name: Name::default(), peer, stream: BufReader::new(ours), late: 0 };
+        let mut line =
+            Connection { name: Name::default(), process: 1, stream: BufReader::new(ours), late: 0 };
         line.give_up_after(Duration::from_millis(1)).expect("it is a socket");
         for _ in 0..2 {
             assert!(

@@ -29,21 +29,17 @@ enum MessageValue {
 pub struct Message(Vec<(String, MessageValue)>);
 
 impl Message {
-    /// A question.
     pub fn ask(what: &str) -> Self {
         Self::default().text("ask", what)
     }
-    /// An answer.
     pub fn answer(what: &str) -> Self {
         Self::default().text("answer", what)
     }
-    /// Adds a number.
     #[must_use]
     pub fn number(mut self, name: &str, number: u64) -> Self {
         self.0.push((name.to_owned(), MessageValue::Number(number)));
         self
     }
-    /// Adds a text.
     #[must_use]
     pub fn text(mut self, name: &str, text: &str) -> Self {
         self.0.push((name.to_owned(), MessageValue::Text(text.to_owned())));

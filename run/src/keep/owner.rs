@@ -29,14 +29,14 @@
 //!  3. The lock is released last: there are never two caches of one name, even while one ends.
 
 use std::io::{self, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use quinion::internals::arena::LAYOUT_VERSION;
-use quinion::internals::sys::peer::ProcessName;
+use quinion::internals::sys::peer::{self, ProcessName};
 use quinion_owner::internals::serve::Owner;
 use quinion_owner::internals::sys::serial_queues::{QueueKey, SerialQueues};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -303,7 +303,6 @@ impl ControlSocket {
         self.folder.is_lock_of(&self.lock, &self.name).unwrap_or(false)
     }
 
-    /// Waits for something to do.
     fn wait(&self) -> io::Result<Ready> {
         // While all are busy no connection is accepted.
         let is_busy = self.queues.are_full();
@@ -372,8 +371,7 @@ impl ControlSocket {
                     return accepted_any;
                 }
             };
-            let is_ours =
-                sys::peer(&stream).is_ok_and(|peer| peer.user == rustix::process::geteuid().as_raw());
+            let is_ours = peer::user(stream.as_fd()) == Some(rustix::process::geteuid().as_raw());
             if is_ours && self.has_capacity() && stream.prepare().is_ok() {
                 self.clients.push(Client { stream, received: Vec::new(), joined: None, is_over: false });
                 accepted_any = true;

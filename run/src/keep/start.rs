@@ -28,9 +28,7 @@ const PASSED_ON: [&str; 2] = ["QUINION_IO", "RUST_BACKTRACE"];
 /// Bytes of an owner's error that are passed on.
 const WRONG_MAX: u64 = 4096;
 
-/// How starting an owner ended.
 pub enum StartOutcome {
-    /// It listens.
     Listens,
     /// A signal ended it before it said anything; in words, which.
     Killed(io::Error),

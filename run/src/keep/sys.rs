@@ -1,22 +1,19 @@
-//! Sys: what a process inherits, and which process is at the other end of a socket.
+//! Sys: the parts of its starter's state that an owner inherits, and leaves.
 //!
 //! ```text
 //!   the runner                    the owner that stays
 //!     terminal, session             a session of its own, without a terminal
 //!     working folder                /
-//!     descriptors 0, 1, 2           /dev/null      (0 and 1 are the lock and the way to say "ready", for the first
-//! moment)
+//!     descriptors 0, 1, 2           /dev/null; until it is ready, 0 is the lock and 1 the way to say "ready"
 //!     all others                    closed, also those left open by the runner's parent
 //!     ignored signals               those for the end of a process are handled again
 //! ```
 //!
 //! What cannot be left is documented in the help of `run`: the mount name space, which the owner keeps alive while it
 //! lives, the limits, and the control group.
-#![allow(unsafe_code, reason = "descriptors are closed by number, and a socket's option is a C structure")]
+#![allow(unsafe_code, reason = "descriptors are closed by number, and a set of signals is a C structure")]
 
 use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -64,45 +61,5 @@ fn restore_default_signals() {
         }
         let none: libc::sigset_t = std::mem::zeroed();
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
-    }
-}
-
-/// The process that made, or listens on, the other end of a connected socket.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Peer {
-    /// Its process; 0 if that has no number here: it lives in another name space of processes.
-    pub process: u32,
-    /// Its user.
-    pub user: u32,
-}
-
-/// Asks the kernel, which recorded it when the connection was made.
-pub fn peer(socket: impl AsFd) -> io::Result<Peer> {
-    let mut peer = MaybeUninit::<libc::ucred>::zeroed();
-    let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most so many bytes, which are there.
-    let answer = unsafe {
-        let (fd, value) = (socket.as_fd().as_raw_fd(), peer.as_mut_ptr().cast());
-        libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, value, &raw mut bytes)
-    };
-    if answer != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: zeroed and then written: three numbers.
-    let peer = unsafe { peer.assume_init() };
-    Ok(Peer { process: u32::try_from(peer.pid).unwrap_or(0), user: peer.uid })
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::unix::net::UnixStream;
-
-    use super::*;
-
-    #[test]
-    fn a_pair_of_ours_is_ours() {
-        let (socket, _other) = UnixStream::pair().expect("a pair");
-        let us = Peer { process: std::process::id(), user: rustix::process::geteuid().as_raw() };
-        assert_eq!(peer(&socket).expect("it is a socket"), us);
     }
 }

@@ -3,7 +3,7 @@
 //! The numbers are asked for anew each time: in a child of `vfork` they are the child's, though its memory is its
 //! parent's. `/proc` shows the view of the name space in which it was mounted.
 
-use quinion_view::viewer::sys::{call, result};
+use quinion_view::viewer::sys::{Errno, call, result};
 
 use super::files::{close, open};
 use super::number;
@@ -17,6 +17,22 @@ pub fn process() -> u32 {
 pub fn thread() -> u32 {
     // SAFETY: no argument.
     unsafe { call(number::GETTID, [0; 6]) as u32 }
+}
+
+/// A descriptor of a process.
+pub fn open_process(number: i32) -> Result<i32, Errno> {
+    // SAFETY: numbers only.
+    result(unsafe { call(number::PIDFD_OPEN, [number as usize, 0, 0, 0, 0, 0]) }).map(|n| n as i32)
+}
+
+/// Ends a child of this process, and waits for that.
+pub fn end_child(number: i32) {
+    const SIGKILL: usize = 9;
+    // SAFETY: numbers only; no status is wanted.
+    unsafe {
+        let _ = call(number::KILL, [number as usize, SIGKILL, 0, 0, 0, 0]);
+        let _ = call(number::WAIT4, [number as usize, 0, 0, 0, 0, 0]);
+    }
 }
 
 pub fn effective_user() -> u32 {

@@ -28,8 +28,8 @@ pub use files::{
     fstat, lseek, now_nanos, open, pread, pread_nowait, stat, stat_at, stat_at_itself,
 };
 pub use identity::{
-    RLIMIT_AS, STATUS_MAX, are_addresses_limited, digits_in_proc, effective_user, end_process, process,
-    status, thread, wait,
+    RLIMIT_AS, STATUS_MAX, are_addresses_limited, digits_in_proc, effective_user, end_child, end_process,
+    open_process, process, status, thread, wait,
 };
 pub use memory::{
     Access, READ_EXECUTE, READ_WRITE, cover, keep_from_children, keep_from_cores, map_code_again, map_file,

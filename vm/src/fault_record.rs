@@ -58,7 +58,7 @@ pub struct ImageIdentity {
 
 impl ImageIdentity {
     /// Its whole pages.
-    fn pages(self) -> u64 {
+    pub(super) fn pages(self) -> u64 {
         (self.bytes / PAGE_SIZE as u64).min(1 << 32)
     }
 }
@@ -97,6 +97,16 @@ pub enum FaultRecordError {
     Damaged,
 }
 
+/// A record that was read for a replay ([`FaultRecord::for_replay`]).
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct ReplayRecord {
+    /// The record, as far as it is of use; `None` if it is of none.
+    pub record: Option<FaultRecord>,
+    /// Faults that were found in it, each a line for people that begins with the file's name.
+    pub remarks: Vec<String>,
+}
+
 impl FaultRecord {
     /// Which image it is of.
     pub fn image(&self) -> ImageIdentity {
@@ -123,7 +133,8 @@ impl FaultRecord {
         self.entries.is_empty()
     }
 
-    fn encode(&self) -> Vec<u8> {
+    /// Its bytes, as a file has them.
+    pub(super) fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(HEAD_BYTES + self.entries.len() * 4 + BLOCK_BYTES);
         bytes.extend_from_slice(MAGIC);
         bytes.extend_from_slice(&VERSION.to_le_bytes());
@@ -143,7 +154,8 @@ impl FaultRecord {
         bytes
     }
 
-    fn decode(bytes: &[u8], pages_max: u64) -> Result<Self, FaultRecordError> {
+    /// The record that these bytes are, with `pages_max` different pages at most.
+    pub(super) fn decode(bytes: &[u8], pages_max: u64) -> Result<Self, FaultRecordError> {
         if bytes.len() < 12 || &bytes[..8] != MAGIC {
             return Err(FaultRecordError::NotARecord);
         }
@@ -188,14 +200,58 @@ impl FaultRecord {
         Self::decode(&bytes, image.pages())
     }
 
+    /// As [`FaultRecord::read`], for a replay: a record that is damaged, stale or none is no error, since VMs can be
+    /// served without it. The remarks say what is wrong with it.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn for_replay(path: &Path, image: ImageIdentity) -> Result<ReplayRecord, FaultRecordError> {
+        let record = match Self::read(path, image) {
+            Ok(record) => record,
+            Err(error @ FaultRecordError::Read(_)) => return Err(error),
+            Err(error) => {
+                let remarks = vec![format!("{}: {error}. It is ignored", path.display())];
+                return Ok(ReplayRecord { record: None, remarks });
+            }
+        };
+        let mut remarks = Vec::new();
+        let (lost, left) = (record.lost_pages(), record.pages());
+        if lost > 0 {
+            remarks.push(format!(
+                "{}: parts of the record are damaged: {lost} pages are lost, and {left} are replayed",
+                path.display()
+            ));
+        }
+        if record.image() != image {
+            let (theirs, ours) = (record.image().bytes, image.bytes);
+            remarks.push(format!(
+                "{}: the record is of another snapshot ({theirs} bytes, this one has {ours}, or other contents): \
+                 pages that differ are ignored",
+                path.display()
+            ));
+        }
+        Ok(ReplayRecord { record: Some(record), remarks })
+    }
+
+    /// Checks that a record can be written to `path`, as far as that can be known before: no file is left behind.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn check_target(path: &Path) -> Result<(), FaultRecordError> {
+        if path.is_dir() {
+            return Err(FaultRecordError::Write(io::ErrorKind::IsADirectory.into()));
+        }
+        let beside = beside(path);
+        let made = File::create(&beside).and_then(|_| fs::remove_file(&beside));
+        made.map_err(FaultRecordError::Write)
+    }
+
     /// Writes the record to `path`, over a file that is there; readers find the old one or this one.
     ///
     /// # Errors
     /// It cannot be written; the file at `path` is unchanged.
     pub fn write(&self, path: &Path) -> Result<(), FaultRecordError> {
-        let mut name = path.file_name().unwrap_or_default().to_owned();
-        name.push(format!(".{}.new", std::process::id()));
-        let beside = path.with_file_name(name);
+        let beside = beside(path);
         let written = || {
             let mut file = File::create(&beside)?;
             file.write_all(&self.encode())?;
@@ -207,6 +263,13 @@ impl FaultRecord {
             FaultRecordError::Write(error)
         })
     }
+}
+
+/// Where a record is written before it is moved to `path`.
+fn beside(path: &Path) -> std::path::PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}.new", std::process::id()));
+    path.with_file_name(name)
 }
 
 fn word(bytes: &[u8], at: usize) -> u64 {
@@ -332,6 +395,11 @@ impl Recorder {
                 (0..).zip(&recorder.record.entries).map(|(at, entry)| (entry.page, at)).collect();
         }
         recorder
+    }
+
+    /// Adds the pages of a record of the same image that another server has made, behind those that are noted already.
+    pub(super) fn go_on_from(&mut self, other: &FaultRecord) {
+        other.entries.iter().for_each(|entry| self.add(*entry));
     }
 
     /// Notes that the pages at `offset`, whose bytes those are, were wanted; not those wanted before, nor what is no

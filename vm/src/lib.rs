@@ -30,7 +30,7 @@
 //! A VMM would read zeros where the image has no memory yet, or a page that is not filled yet, without a fault, unless
 //! both missing **and** minor faults are told. So the server registers the regions for both, with the descriptor that
 //! was sent, and says so. A VMM that registered for both itself need not wait for that word; any other must, before it
-//! touches its memory. (What a VMM registered for both and write protection is left as it is.) Regions that cannot be
+//! touches its memory. (A range that a VMM registered for both and write protection is left so.) Regions that cannot be
 //! registered, since nothing of the kind is mapped there, are the VM's end.
 //!
 //! All VMs of the image share its pages until they write to them. In either dialect an error is answered by
@@ -44,7 +44,9 @@
 //! | `replay` | a record as a plan of reads, and what of it is stale; pure |
 //! | `streams` | whether a VM walks through its memory; pure |
 //! | `latency`, `stats` | how long, how much |
-//! | `snapshot` | the file, or a base and diffs, and whether it is still the same |
+//! | `takeover` | what two servers say while one hands its VMs to the other; pure |
+//! | `text` | events as text, and options from text; pure |
+//! | `snapshot` | the file, or a base and diffs, a pack, or an object, and whether it is still the same |
 //! | `peer` | the process at the other end: its message, its end |
 //! | `vm` | one VM: reads what its userfaultfd says, and answers |
 //! | `server` | all of them: connections, workers, whose turn it is |
@@ -59,8 +61,20 @@
 //! its process (`waitpid`, or `poll` on a pidfd) and end the VMs then. The end of the connection tells no VMM:
 //! Firecracker keeps the socket and never looks at it.
 //!
+//! **Takeover.** A server may take over the VMs of one that runs ([`RestoreOptions::replace`]). The running one answers
+//! the faults that it has read, or has them made anew, sends all that it knows of each VM, and touches none from then
+//! on, unless the successor died or refused before it said that it has all. Of the two one serves, whichever dies;
+//! `server/handover.rs` argues why. Pages that were given back stay zeros. VMs that have mapped the image are not
+//! handed over.
+//!
 //! **One worker for one VM at a time.** So events are noted in their order, and whatever a worker notes holds for all
 //! answers that follow. Faults that come together start all their reads before the first is waited for.
+//!
+//! **No worker waits for another machine.** A worker waits for the read of a local file. The read of a file that is
+//! open in the cache ([`Server::start_file`]), as an object of a store, is polled: its waker has a worker look at the
+//! VM again, and meanwhile the workers serve other VMs, and can end. A read that fails is tried again for as long as
+//! [`RestoreOptions::retry_reads`] says, since a store that is gone for seconds comes back; the VM waits in its fault.
+//! An error that says that the file has changed is final.
 //!
 //! **Another process.** A process that is served by a server of its own must not fork by the C library: the kernel
 //! keeps a fork until its event was read, and the C library its allocator locked, which workers may want.
@@ -68,11 +82,13 @@
 //! **Bounded.** Connections by `vms_max` (and four that were refused, and are dying), threads by `workers`, one for
 //! each peer that greets, and at most 512 that wait in the close of what a peer sent (see `server`). A message by
 //! 64 KiB, four descriptors and `greeting`. Memory for each VM by two bits a page
-//! and `pages::PIECES_MAX`. Also forks of a VM, messages read at a time, and pins, by a run for each worker.
+//! and `pages::PIECES_MAX`. Also forks of a VM, messages read at a time, and pins, by a run for each worker. A pack
+//! takes its index, 16 MiB of chunks or 8 of them, and two chunks for each of its threads.
 //!
 //! Invariants:
 //!  1. A peer's acts harm no other: it alone is closed or given up.
-//!  2. No lock of this module is held while a file is read, a VM is answered, or an observer is called.
+//!  2. No lock of this module is held while a file is read, a VM is answered, or an observer is called; but that of one
+//!     chunk of a pack while it is read, which only threads take that want this chunk.
 //!  3. A page is supplied from the snapshot once at most, and never after it was given back.
 //!  4. No memory of a VM is ever mapped here: nothing that a VM or its snapshot does can raise SIGBUS in this process.
 //!
@@ -81,12 +97,12 @@
 use std::fmt;
 use std::io;
 use std::ops::RangeInclusive;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use quinion::Cache;
-use quinion::Error;
+use quinion::{Cache, Error, File};
 
 mod fault_record;
 mod latency;
@@ -98,22 +114,30 @@ mod server;
 mod snapshot;
 mod stats;
 mod streams;
+mod takeover;
+mod text;
 #[allow(unsafe_code, reason = "system calls")]
 mod uffd;
 mod vm;
 
-pub use fault_record::{FaultRecord, FaultRecordError, ImageIdentity, RecordedPage};
+pub use fault_record::{FaultRecord, FaultRecordError, ImageIdentity, RecordedPage, ReplayRecord};
 pub use latency::LatencyHistogram;
 pub use message::BadMessage;
 pub use pages::TooManyPieces;
 pub use server::Server;
-pub use stats::{RestoreCounters, RestoreStats, VmStats};
+#[cfg(feature = "pack")]
+pub use snapshot::pack;
+pub use stats::{RestoreCounters, RestoreNumber, RestoreStats, RestoreValue, VmStats};
+pub use takeover::TakeoverError;
+pub use text::{SocketMode, SocketOwner};
 
 /// For this workspace's tests and fuzz targets: no version promises anything of it.
 #[doc(hidden)]
 pub mod internals {
     pub use crate::fault_record::digest;
     pub use crate::message::{ParseStep, Region, check, parse};
+    #[cfg(feature = "pack")]
+    pub use crate::snapshot::pack::read_made_up;
     pub use crate::uffd::{Modes, Uffd, feature};
 }
 
@@ -174,9 +198,29 @@ pub struct RestoreOptions {
     pub replay: Option<FaultRecord>,
     /// Pages that VMs get before they ask.
     pub fill: Fill,
+    /// For [`Server::start_file`] of a pack: files of the cache among which are the packs that it refers to. They are
+    /// found by their identities. For a pack that is named by its path these lie in the same folder.
+    pub packs: Vec<File>,
     /// Whether VMMs may map the image, by the dialect of the library's first page. It takes the snapshot's size of the
     /// cache's memory at once; a VMM that sends regions of memory of its own is served as ever beside it.
     pub minor: bool,
+    /// How errors name the snapshot of [`Server::start_file`], such as the URL of an object. If not set, "the
+    /// snapshot".
+    pub snapshot_name: Option<String>,
+    /// How long a fault may wait for a snapshot of [`Server::start_file`] whose reads fail, before its VM is given up:
+    /// for a store that may be gone for a while. Reads are tried again meanwhile; what the backend itself waits and
+    /// tries again comes on top. If not set, zero: the page is unreadable after the first read that failed, as that of
+    /// a device.
+    pub retry_reads: Duration,
+    /// Whether VMs of a server that listens at the same path are taken over: it hands them and its socket to this one,
+    /// and serves no VM any more ([`Server::is_replaced`]). It has to serve the very same files, for the same user. If
+    /// it refuses, or this server does, it goes on as before. Without a server there this changes nothing. The socket
+    /// keeps its permissions and its owner. If not set, no.
+    pub replace: bool,
+    /// A descriptor that is readable once nothing is to be taken over any more, such as a signalfd: until it is decided
+    /// that the VMs are this server's, the start ends with an error, and the other server goes on. If not set, the
+    /// start is not ended.
+    pub ending: Option<Arc<OwnedFd>>,
     /// Is told what happens. It is called by workers, which wait for it.
     pub observer: Option<Observer>,
 }
@@ -202,7 +246,12 @@ impl Default for RestoreOptions {
             record: false,
             replay: None,
             fill: Fill::default(),
+            packs: Vec::new(),
             minor: false,
+            snapshot_name: None,
+            retry_reads: Duration::ZERO,
+            replace: false,
+            ending: None,
             observer: None,
         }
     }
@@ -254,9 +303,12 @@ impl RestoreOptions {
 pub enum PeerError {
     #[error(transparent)]
     Message(BadMessage),
-    #[error("{0} VMs are served already; raise the most that are served at a time, or end some")]
+    #[error("a VM asked to be served, and {0} VMs are served already; raise the most, or end some")]
     TooMany(usize),
-    #[error("more than {} descriptors came with the message; send the userfaultfd", message::DESCRIPTORS_MAX)]
+    #[error(
+        "more than {} descriptors came with the message; send the userfaultfd alone",
+        message::DESCRIPTORS_MAX
+    )]
     TooManyDescriptors,
     #[error("the message came in hundreds of pieces; send it in one")]
     TooManyPieces,
@@ -264,27 +316,40 @@ pub enum PeerError {
         "none of the descriptors that came is a userfaultfd; send the one that the regions are registered with"
     )]
     NoUserfaultfd,
-    #[error("the message did not come within {0:?}")]
+    #[error("the message did not come within {0:?} of the connection; connect again, and send all of it")]
     Late(Duration),
-    #[error("the connection ended before the message did")]
+    #[error("the connection ended before the message did; connect again, and send all of it")]
     HungUp,
-    #[error("the connection failed: {0}")]
+    #[error("the connection failed: {0}; connect again")]
     Socket(#[source] io::Error),
     #[error(
         "this server does not hand out the image; start it with --minor, or send regions of memory to be copied to"
     )]
     NoImage,
     #[error(
-        "the snapshot was changed or cut while it was served; start the server anew with the one you mean"
+        "{name} was changed or cut while it was served; start the server anew with the snapshot you mean"
     )]
-    SnapshotChanged,
-    #[error("byte {offset} of the snapshot cannot be read, and the VM cannot be told: {poison}; {source}")]
+    SnapshotChanged { name: String },
+    #[error(
+        "byte {offset} of {name} could not be read for {} seconds: {source}; look after its store, or allow faults to \
+         wait longer", waited.as_secs()
+    )]
+    SourceFailed { name: String, offset: u64, waited: Duration, source: Error },
+    #[error(
+        "byte {offset} of the snapshot cannot be read: {source}, and the VM cannot be told: {poison}; start it again \
+         from a whole snapshot"
+    )]
     Unreadable { offset: u64, source: Error, poison: io::Error },
-    #[error("no memory can be had for byte {offset} of the snapshot: {source}")]
+    #[error(
+        "byte {offset} of the snapshot is needed, and no memory can be had for it: {source}; give the server more \
+         memory, or end some VMs"
+    )]
     NoMemory { offset: u64, source: Error },
-    #[error("the kernel refuses to supply the page at {address:#x}: {source}")]
+    #[error("the page at {address:#x} cannot be supplied: {source}; start the VM again, and report it")]
     Kernel { address: u64, source: io::Error },
-    #[error("a fault at {address:#x} is in none of its regions; send all regions that are registered")]
+    #[error(
+        "the VM faulted at {address:#x}, which is in none of its regions; send all regions that are registered"
+    )]
     OutsideRegions { address: u64 },
     #[error(
         "the region at {address:#x} cannot be registered for missing and minor faults: {source}; map the image there, \
@@ -293,16 +358,21 @@ pub enum PeerError {
     NotRegistered { address: u64, source: io::Error },
     #[error(transparent)]
     CutUp(#[from] TooManyPieces),
-    #[error("the VM was forked more than {0} times; end some of them")]
+    #[error("the VM was forked again, and {0} forks of it are served already, the most; end some of them")]
     TooManyForks(usize),
-    #[error("more than 65536 faults of the VM wait at a time")]
+    #[error(
+        "another fault of the VM came, and 65536 of them wait already, the most; give the VM fewer threads, or look \
+         after the snapshot's store"
+    )]
     TooManyFaults,
-    #[error("its userfaultfd cannot be read: {0}")]
+    #[error("the VM's userfaultfd cannot be read: {0}; start the VM again, and report it")]
     Descriptor(#[source] io::Error),
     #[error(
         "this server panicked while it answered a fault; see its panic message on standard error, and report it"
     )]
     Panicked,
+    #[error("the server that took it over ended before it served it; see that server's last messages")]
+    SuccessorDied,
 }
 
 /// Which image the snapshot at `path` is, read through `cache`: what a record should be of.
@@ -321,7 +391,17 @@ pub fn identify_layers(cache: &Cache, layers: &[PathBuf]) -> quinion::error::Res
     snapshot::Snapshot::open_layers(cache, layers).map(|snapshot| snapshot.identity())
 }
 
-/// Something that happened.
+/// As [`identify`], of a snapshot that is open in `cache`, as [`Server::start_file`] takes it. `packs` are those that
+/// it refers to, if it is a pack. Waits for its reads.
+///
+/// # Errors
+/// It is empty, or cannot be read; of a pack as of [`Server::start_file`].
+pub fn identify_file(cache: &Cache, file: &File, packs: &[File]) -> quinion::error::Result<ImageIdentity> {
+    let snapshot = snapshot::Snapshot::of_file(cache, file, snapshot::UNNAMED, packs)?;
+    Ok(snapshot.identity())
+}
+
+/// Something that happened. Its text (`Display`) is a line for people.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event {
@@ -381,6 +461,25 @@ pub enum Event {
         /// Whether its process was killed.
         killed: bool,
     },
+    /// A VM that another server has served is served by this one from now on.
+    TakenOver {
+        /// Its number here.
+        vm: u64,
+        /// Its process, 0 if that is not known.
+        process: u32,
+        /// The size of its memory.
+        bytes: u64,
+    },
+    /// A VM is served by another server from now on, which has taken over all of them.
+    HandedOver {
+        /// Its number here.
+        vm: u64,
+        /// Its process, 0 if that is not known.
+        process: u32,
+    },
+    /// Another server was to take over, and did not: VMs are served by this one as before. Or the server that handed
+    /// them over ended meanwhile, and some of its VMs are served by none.
+    NotTakenOver(TakeoverError),
     /// Most pages of the record that were compared hold something else in this snapshot: no more of it is replayed.
     ReplayStale {
         /// Pages that differ.

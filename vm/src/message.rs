@@ -30,7 +30,7 @@ pub const REGIONS_MAX: usize = 64;
 /// The most descriptors that may come with a message.
 pub const DESCRIPTORS_MAX: usize = 4;
 /// Sizes of the pages by which a VM's memory is mapped: base pages, or those of hugetlbfs.
-const UNITS: [u64; 2] = [PAGE_SIZE as u64, 2 << 20];
+pub(super) const UNITS: [u64; 2] = [PAGE_SIZE as u64, 2 << 20];
 /// The version of the messages about the image.
 pub const VERSION: u64 = 1;
 
@@ -80,16 +80,19 @@ pub enum BadMessage {
     #[error("something follows the message; send one, and then nothing")]
     Trailing,
     #[error(
-        "the message asks for \"{want}\" by version {version}; this server knows \"image\" by version {VERSION}"
+        "the message asks for \"{want}\" by version {version}; this server knows \"image\" by version {VERSION}: send \
+         that"
     )]
     Unknown { version: u64, want: String },
-    #[error("the message has {0} regions; a VM has 1 to {REGIONS_MAX}")]
+    #[error("the message has {0} regions, and a VM can have 1 to {REGIONS_MAX}; send so many")]
     RegionCount(usize),
     #[error(
         "region {region} is mapped by pages of {bytes} bytes; use 4096 or 2097152, the same for all regions"
     )]
     PageSize { region: usize, bytes: u64 },
-    #[error("region {region}: its {what} is {value}, no multiple of its page size of {unit} bytes")]
+    #[error(
+        "region {region} has the {what} {value}, which is no multiple of its page size of {unit} bytes; align it"
+    )]
     Unaligned { region: usize, what: &'static str, value: u64, unit: u64 },
     #[error("region {region} has no bytes; leave it out")]
     Empty { region: usize },
@@ -98,9 +101,9 @@ pub enum BadMessage {
          give this server the snapshot that the VM was told of"
     )]
     BehindTheEnd { region: usize, offset: u64, bytes: u64, image_bytes: u64 },
-    #[error("region {region} ends behind the last address there is")]
+    #[error("region {region} ends behind the last address there is; send its address and size in bytes")]
     BehindTheLastAddress { region: usize },
-    #[error("regions {0} and {1} overlap in {2}")]
+    #[error("regions {0} and {1} overlap in {2}; send each range once")]
     Overlap(usize, usize, &'static str),
 }
 

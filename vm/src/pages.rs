@@ -103,6 +103,19 @@ pub struct MappedRegion {
     pub bytes: u64,
 }
 
+/// A region with the state of each of its pages, two bits a page, the first page in the lowest bits of the first word.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RegionStates {
+    /// Its first address.
+    pub base: u64,
+    /// Where it begins in the image.
+    pub offset: u64,
+    /// How many pages it has.
+    pub pages: u64,
+    /// Their states; bits behind the last page are 0.
+    pub words: Vec<u64>,
+}
+
 /// The pages of one VM.
 #[derive(Clone, Debug)]
 pub struct Pages {
@@ -187,6 +200,31 @@ impl Pages {
         let pages = Self { unit, regions };
         pages.check();
         pages
+    }
+
+    /// Pages in these states, as [`Pages::states`] told of them: the regions stand in the order of their addresses, do
+    /// not overlap, and are [`PIECES_MAX`] at most.
+    pub fn of_states(unit: u64, regions: Vec<RegionStates>) -> Self {
+        let region = |region: RegionStates| Region {
+            base: region.base,
+            offset: region.offset,
+            states: States { words: region.words, len: region.pages as usize },
+        };
+        let pages = Self { unit, regions: regions.into_iter().map(region).collect() };
+        pages.check();
+        pages
+    }
+
+    /// Each region with the states of its pages, in the order of their addresses.
+    pub fn states(&self) -> impl Iterator<Item = RegionStates> + '_ {
+        self.regions.iter().map(|region| {
+            let Region { base, offset, states: States { words, len } } = region;
+            let (mut words, used) = (words.clone(), len % IN_WORD);
+            if let Some(last) = words.last_mut().filter(|_| used > 0) {
+                *last &= u64::MAX >> (64 - 2 * used);
+            }
+            RegionStates { base: *base, offset: *offset, pages: *len as u64, words }
+        })
     }
 
     /// The size of the pages by which the memory is mapped, in bytes.

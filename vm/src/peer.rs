@@ -59,6 +59,11 @@ impl Peer {
         Self { pid, alive }
     }
 
+    /// As another server knows it, by its number and by a descriptor of the process.
+    pub(super) fn taken_over(process: u32, alive: Option<OwnedFd>) -> Self {
+        Self { pid: process.try_into().ok().and_then(Pid::from_raw), alive }
+    }
+
     /// 0 if that is not known.
     pub(super) fn process(&self) -> u32 {
         self.pid.map_or(0, |pid| pid.as_raw_nonzero().get().unsigned_abs())

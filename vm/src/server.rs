@@ -4,7 +4,7 @@
 //!   epoll   listener --------> a thread for each that connects      each of them one-shot: the thread that is woken
 //!           userfaultfd -----> a turn of that VM                    owns it, and arms it again when it is done
 //!           process ended ---> remove, or, if it was killed, close at last
-//!           wake-up -----> check everything
+//!           wake-up -----> a read of a VM has ended: a turn of that VM; else check everything
 //!           timer   -----> an entry of `soon` is due
 //!
 //!   a thread for each greeting     accept; receive; regions and uffd: Vm, the workers' then
@@ -50,7 +50,8 @@
 //! A panic while something is done for one peer ends that peer and no other.
 //!
 //! This file has the state that all threads share, its beginning and end, and how workers wait. Their work for a
-//! connection (`connection.rs`) is in `greeting.rs`, `turns.rs` and `ends.rs`; `socket.rs` makes the socket.
+//! connection (`connection.rs`) is in `greeting.rs`, `turns.rs` and `ends.rs`; `socket.rs` makes the socket, and
+//! `wakeups.rs` wakes workers.
 //!
 //! Invariants:
 //!  1. A connection has one stage, and one worker at most has it, or the thread that greets it.
@@ -58,6 +59,7 @@
 //!     were refused for want of a place.
 //!  3. When an entry of `soon` is due, a waiting worker is woken, however busy the one is that put it there.
 //!  4. The server removes the socket's file only if it is its own.
+//!  5. A VM that waits for a read is looked at again every [`READ_CHECK`], whether it is woken or not.
 //!
 //! Not an invariant: that a token of epoll is of a connection that is still there.
 
@@ -67,6 +69,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -88,21 +91,28 @@ use quinion::{Cache, File, Image};
 use crate::fault_record::{FaultRecord, ImageIdentity, Recorder};
 use crate::message::DESCRIPTORS_MAX;
 use crate::replay::Replay;
-use crate::snapshot::Snapshot;
+use crate::snapshot::{Snapshot, UNNAMED};
 use crate::stats::{RestoreStats, VmStats};
 use crate::streams::STREAMS;
+use crate::vm::{Source, Vm};
 use crate::{Event, RestoreOptions};
 
 mod connection;
 mod ends;
 mod greeting;
+mod handover;
+mod packets;
 mod socket;
+mod successor;
 mod table;
 mod turns;
+mod wakeups;
 
-use connection::{ConnectionState, Kind, of_token, token};
-use socket::{failed, listen};
+use connection::{Connection, ConnectionSlot, ConnectionState, Kind, of_token, token};
+use socket::{SocketAddress, failed, listen, listen_for_successors};
+use successor::{Succession, SuccessionRequest, TakenVm};
 use table::Table;
+use wakeups::Wakeups;
 
 /// Descriptors of one connection: its socket, its process, its userfaultfd. (Others are closed when its message is
 /// whole, or count among those of the threads that wait.)
@@ -122,6 +132,8 @@ const DESCRIPTORS_OTHERS: usize = 32;
 const REACH: std::ops::Range<u64> = 2 << 20..14 << 20;
 /// When something that was refused is tried again.
 const SOON: Duration = Duration::from_millis(1);
+/// When a VM that waits for a read is looked at again, also if the read has not ended or has failed.
+const READ_CHECK: Duration = Duration::from_millis(50);
 /// When peers are accepted again after the system was short of something.
 const SHORT_OF_DESCRIPTORS: Duration = Duration::from_millis(100);
 /// When processes that were killed are checked again.
@@ -144,9 +156,9 @@ const ONCE: EventFlags = EventFlags::IN.union(EventFlags::ONESHOT);
 pub struct Server {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
+    /// The thread that hands VMs over.
+    handover: Option<JoinHandle<()>>,
     socket: PathBuf,
-    /// Which file the server's socket is.
-    inode: u64,
     process: ForkGuard,
 }
 
@@ -166,7 +178,15 @@ struct Shared {
     replay: Option<Replay>,
     epoll: OwnedFd,
     listener: BackgroundClose,
-    wake_event: OwnedFd,
+    /// Where a server connects that is to take over.
+    successors: OwnedFd,
+    /// Which files these two sockets are.
+    inodes: [u64; 2],
+    /// Whether they are removed at the end: they are no other server's.
+    owns_socket: AtomicBool,
+    /// Readable when the server ends.
+    ending: Arc<OwnedFd>,
+    wakeups: Arc<Wakeups>,
     clock: OwnedFd,
     is_ending: AtomicBool,
     threads_max: usize,
@@ -210,7 +230,8 @@ fn timespec(duration: Duration) -> Timespec {
 }
 
 impl Server {
-    /// Serves the snapshot at `snapshot`, read through `cache`, to VMMs that connect to a socket at `socket`.
+    /// Serves the snapshot at `snapshot`, read through `cache`, to VMMs that connect to a socket at `socket`. A pack
+    /// (`quinion pack`, feature `pack`) is recognized by its content; those that it refers to lie in its folder.
     /// The socket is for this user only (mode 0600), unless [`RestoreOptions::socket_mode`] and
     /// [`RestoreOptions::socket_owner`] say otherwise; an existing one without a listener is replaced.
     ///
@@ -241,8 +262,11 @@ impl Server {
         Self::start_of(cache, OpenSnapshot { snapshot, image, device_bytes_before }, socket, options)
     }
 
-    /// As [`Server::start`], with a snapshot that is open in `cache` already, also one of your own backend. A change of
-    /// it is noticed only by its length, so nothing may write to it; and VMMs cannot map an image of it.
+    /// As [`Server::start`], with a snapshot that is open in `cache` already: an object of a store, or a file of your
+    /// own backend. A change of it is noticed by its length, and by a backend whose reads say so (`ESTALE`), so nothing
+    /// else may write to it; and VMMs cannot map an image of it. It may be a pack: the packs that it refers to are
+    /// [`RestoreOptions::packs`]. No worker waits for its reads, and [`RestoreOptions::retry_reads`] says how long they
+    /// are tried again. Waits for those of some pages.
     ///
     /// # Errors
     /// As [`Server::start`]; and that is wanted by [`RestoreOptions::minor`].
@@ -254,7 +278,8 @@ impl Server {
             return Err(Error::invalid_input(text.to_owned()));
         }
         let device_bytes_before = cache.stats().device_bytes;
-        let snapshot = Snapshot::of(file.clone(), None)?;
+        let name = options.snapshot_name.as_deref().unwrap_or(UNNAMED);
+        let snapshot = Snapshot::of_file(cache, file, name, &options.packs)?;
         Self::start_of(cache, OpenSnapshot { snapshot, image: None, device_bytes_before }, socket, options)
     }
 
@@ -271,10 +296,11 @@ impl Server {
             Some(earlier) => Recorder::merging(identity, earlier),
             None => Recorder::new(identity),
         });
-        let (listener, inode) = listen(socket, &options)?;
         let workers = options.workers;
         let spare = descriptors_max().saturating_sub(descriptors_wanted(options.vms_max));
         let stuck_max = (spare / DESCRIPTORS_STUCK).clamp(*STUCK.start(), *STUCK.end());
+        let ServerSockets { listener, successors, inodes, mut succession } =
+            ServerSockets::open(socket, &snapshot, &options)?;
         let shared = Shared {
             recorder: recorder.map(Mutex::new),
             replay: record.as_ref().map(Replay::new),
@@ -288,8 +314,13 @@ impl Server {
             image,
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| failed(socket, "epoll: ", e))?,
             listener: BackgroundClose(Some(listener)),
-            wake_event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            successors,
+            inodes,
+            owns_socket: AtomicBool::new(succession.is_none()),
+            ending: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+                .map(Arc::new)
                 .map_err(|e| failed(socket, "an eventfd: ", e))?,
+            wakeups: Arc::new(Wakeups::new().map_err(|e| failed(socket, "an eventfd: ", e))?),
             clock: timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)
                 .map_err(|e| failed(socket, "a clock: ", e))?,
             is_ending: AtomicBool::new(false),
@@ -298,19 +329,36 @@ impl Server {
         let mut server = Self {
             shared: Arc::new(shared),
             workers: Vec::new(),
+            handover: None,
             socket: socket.to_owned(),
-            inode,
             process: ForkGuard::new(),
         };
-        server.begin(workers)?;
-        Ok(server)
+        match server.begin(workers, succession.as_mut()) {
+            Ok(begin) => {
+                if let Some(succession) = succession {
+                    server.shared.go_on_from(succession);
+                }
+                server.shared.arm(server.shared.listener.as_fd(), 0, Kind::Listener);
+                drop(begin);
+                Ok(server)
+            }
+            Err(error) => {
+                if let Some(succession) = succession {
+                    succession.refuse(&error.to_string());
+                }
+                Err(error)
+            }
+        }
     }
 
-    fn begin(&mut self, workers: usize) -> Result<()> {
+    /// Has all that a server needs; and takes over, which is the last that may fail. The sender is dropped when the
+    /// VMs that were taken over are known: successors wait for that.
+    fn begin(&mut self, workers: usize, succession: Option<&mut Succession>) -> Result<Sender<()>> {
         let shared = &self.shared;
         let watched = [
-            (shared.listener.as_fd(), Kind::Listener, ONCE),
-            (shared.wake_event.as_fd(), Kind::Wake, EventFlags::IN),
+            // It tells of peers when it is armed: until then they are another server's.
+            (shared.listener.as_fd(), Kind::Listener, EventFlags::ONESHOT),
+            (shared.wakeups.as_fd(), Kind::Wake, EventFlags::IN),
             // Each expiration is reported once, and need not be read.
             (shared.clock.as_fd(), Kind::Clock, EventFlags::IN | EventFlags::ET),
         ];
@@ -327,7 +375,29 @@ impl Server {
             });
             self.workers.push(started.map_err(|e| failed(&self.socket, "a thread: ", e))?);
         }
-        Ok(())
+        let (begin, has_begun) = channel();
+        let theirs = Arc::clone(shared);
+        let thread = std::thread::Builder::new().name("quinion-handover".to_owned());
+        let started = thread.spawn(move || {
+            signal::block_all();
+            // Nothing is sent: the end of the sender tells.
+            let _ = has_begun.recv();
+            // Relaxed: the end of the sender orders it.
+            if theirs.owns_socket.load(Ordering::Relaxed) {
+                theirs.await_successors();
+            }
+        });
+        self.handover = Some(started.map_err(|e| failed(&self.socket, "a thread: ", e))?);
+        succession.map_or(Ok(()), Succession::commit).map_err(|why| failed(&self.socket, "", why))?;
+        // Relaxed: the end of the sender orders it.
+        shared.owns_socket.store(true, Ordering::Relaxed);
+        Ok(begin)
+    }
+
+    /// Whether another server has taken over, with [`RestoreOptions::replace`]: this one serves no VM any more, and
+    /// may end.
+    pub fn is_replaced(&self) -> bool {
+        !self.shared.owns_socket.load(Ordering::Relaxed)
     }
 
     /// Which image is served.
@@ -359,18 +429,27 @@ impl Server {
     fn end(&mut self) {
         if self.process.is_forked() {
             // The threads are the parent's, and so are the VMs and the socket.
-            self.workers.drain(..).for_each(std::mem::forget);
+            self.workers.drain(..).chain(self.handover.take()).for_each(std::mem::forget);
             return;
         }
         self.shared.is_ending.store(true, Ordering::Relaxed);
+        let _ = rustix::io::write(&self.shared.ending, &1_u64.to_ne_bytes());
+        if let Some(handover) = self.handover.take() {
+            // VMs that it has are put back, or are another server's, when it has ended.
+            let _ = handover.join();
+        }
         self.shared.wake_worker();
         for worker in self.workers.drain(..) {
             // It catches panics; should one come through, the others end all the same.
             let _ = worker.join();
         }
         self.shared.drop_all();
-        if fs::symlink_metadata(&self.socket).is_ok_and(|metadata| metadata.ino() == self.inode) {
-            let _ = fs::remove_file(&self.socket);
+        if self.is_replaced() {
+            return;
+        }
+        let paths = [SocketAddress::Vmms, SocketAddress::Successors].map(|which| which.path(&self.socket));
+        for (path, inode) in paths.iter().zip(self.shared.inodes) {
+            remove_if_same(path, inode);
         }
     }
 }
@@ -378,6 +457,52 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.end();
+    }
+}
+
+fn remove_if_same(path: &Path, inode: u64) {
+    if fs::symlink_metadata(path).is_ok_and(|metadata| metadata.ino() == inode) {
+        let _ = fs::remove_file(path);
+    }
+}
+
+/// The sockets of a server: new ones, or those of the server that it takes over from.
+struct ServerSockets {
+    listener: OwnedFd,
+    successors: OwnedFd,
+    inodes: [u64; 2],
+    succession: Option<Succession>,
+}
+
+impl ServerSockets {
+    fn open(socket: &Path, snapshot: &Snapshot, options: &RestoreOptions) -> Result<Self> {
+        if options.replace {
+            let (image, files) = (snapshot.identity(), snapshot.files());
+            let kills = options.on_failure == crate::OnFailure::Kill;
+            let (vms_max, ending) = (options.vms_max as u64, options.ending.clone());
+            let request = SuccessionRequest { socket, image, files, vms_max, kills, ending };
+            let asked = Succession::ask(request).map_err(|why| failed(socket, "", why))?;
+            if let Some(succession) = asked {
+                return Self::of(succession, socket);
+            }
+        }
+        let (listener, inode) = listen(socket, options)?;
+        match listen_for_successors(socket) {
+            Ok((successors, other)) => {
+                Ok(Self { listener, successors, inodes: [inode, other], succession: None })
+            }
+            Err(error) => {
+                remove_if_same(socket, inode);
+                Err(error)
+            }
+        }
+    }
+
+    /// Those of the running server: other descriptors of the same sockets.
+    fn of(succession: Succession, socket: &Path) -> Result<Self> {
+        let doubled = |fd: &OwnedFd| fd.try_clone().map_err(|error| failed(socket, "", error));
+        let (listener, successors) = (doubled(&succession.listener)?, doubled(&succession.successors)?);
+        Ok(Self { listener, successors, inodes: succession.inodes, succession: Some(succession) })
     }
 }
 
@@ -414,8 +539,36 @@ impl Shared {
         }
     }
 
+    /// Serves the VMs that another server has handed over.
+    fn go_on_from(&self, mut succession: Succession) {
+        if let (Some(recorder), Some(record)) = (&self.recorder, &succession.record) {
+            recorder.lock().unwrap_or_else(PoisonError::into_inner).go_on_from(record);
+        }
+        for vm in std::mem::take(&mut succession.vms) {
+            self.take_over(vm);
+        }
+        if let Some(why) = succession.incomplete.take() {
+            self.tell(&Event::NotTakenOver(why));
+        }
+        succession.say_serving();
+    }
+
+    fn take_over(&self, TakenVm { socket, peer, spaces }: TakenVm) {
+        let counters = Arc::default();
+        let source = Source::Copied(Box::new(self.snapshot.file()));
+        let vm = Box::new(Vm::taken_over(spaces, source, Arc::clone(&counters)));
+        let place = ConnectionSlot { stage: ConnectionState::Taken, ..ConnectionSlot::default() };
+        let mut table = self.table();
+        table.last += 1;
+        let connection = Connection { number: table.last, socket, peer, counters, place: Mutex::new(place) };
+        let connection = Arc::new(connection);
+        table.connections.insert(connection.number, Arc::clone(&connection));
+        drop(table);
+        self.work_on(&connection, ConnectionState::Serving(vm), Kind::TakenOver);
+    }
+
     fn wake_worker(&self) {
-        let _ = rustix::io::write(&self.wake_event, &1_u64.to_ne_bytes());
+        self.wakeups.ring();
     }
 
     fn work(self: &Arc<Self>) {
@@ -484,9 +637,12 @@ impl Shared {
     fn drain_wake_event(&self) {
         // At the server's end it rings on, until the last worker has heard it.
         if !self.is_ending.load(Ordering::Relaxed) {
-            let _ = rustix::io::read(&self.wake_event, &mut [0; 8]);
+            self.wakeups.silence();
         }
-        self.take_turn();
+        match self.wakeups.next() {
+            Some(number) => self.attend(number, Kind::Faults),
+            None => self.take_turn(),
+        }
     }
 
     fn arm(&self, fd: BorrowedFd<'_>, number: u64, kind: Kind) {
@@ -494,12 +650,15 @@ impl Shared {
         debug_assert!(matches!(result, Ok(()) | Err(Errno::NOENT)), "{kind:?} of {number}: {result:?}");
     }
 
+    /// After `pause`, or before, if it was wanted before.
     fn want_after(&self, number: u64, pause: Duration) {
-        let mut table = self.table();
-        if table.soon.iter().all(|(_, other)| *other != number) {
-            table.soon.push_back((Instant::now() + pause, number));
-            self.set_clock(&table);
+        let (due, mut table) = (Instant::now() + pause, self.table());
+        match table.soon.iter_mut().find(|(_, other)| *other == number) {
+            Some((when, _)) if *when <= due => return,
+            Some((when, _)) => *when = due,
+            None => table.soon.push_back((due, number)),
         }
+        self.set_clock(&table);
     }
 
     fn want_ahead(&self, number: u64) {
@@ -515,6 +674,8 @@ impl Shared {
         let mut stats = RestoreStats {
             vms: 0,
             vms_total: table.vms_total,
+            vms_taken_over: table.vms_taken_over,
+            vms_handed_over: table.vms_handed_over,
             vms_given_up: table.vms_given_up,
             peers_refused: table.peers_refused,
             image_bytes: self.snapshot.identity().bytes,

@@ -16,19 +16,25 @@
 //! half of its memory from one snapshot and half from another is worse than none.
 //!
 //! A snapshot may be a base and diffs, in files of their own (`snapshot/layers.rs`). Each of them is checked, and the
-//! fingerprint covers where the diffs have data, and pages of that.
+//! fingerprint covers where the diffs have data, and pages of that. Or it is a pack (`snapshot/pack.rs`), which is seen
+//! by its first and last bytes (`snapshot/recognition.rs`): each file of it is checked, and its identity is that of the
+//! flat snapshot that it was made of.
 //!
 //! A snapshot that is removed, or replaced under its name, is no other snapshot: its VMs go on, and new VMs get the old
 //! one until the server is started anew.
+//!
+//! A file that is open in the cache already, as an object of a store, has no time that could be looked at. Its backend
+//! says that it has changed by the error of a read (`ESTALE`), and pages that came before are those of the version that
+//! was opened. That error is kept: from then on the snapshot has changed, for all VMs.
 //!
 //! Not an invariant: that each change is seen. A program that sets the file's time back is not detected, nor, at once,
 //! a store to a mapping of it (the kernel sets the time of these later).
 
 use std::fs;
-use std::io::IoSliceMut;
+use std::io::{IoSliceMut, Seek, SeekFrom};
 use std::ops::Range;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,29 +45,50 @@ use quinion::backend::Backend;
 use quinion::error::{Error, Result};
 use quinion::internals::units::PAGE_SIZE;
 use quinion::{Cache, File, Image};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Advice, Mode, OFlags, fadvise};
 use rustix::io::{Errno, ReadWriteFlags};
 
+use super::PeerError;
 use super::fault_record::{Fingerprint, ImageIdentity};
-use layers::LayersBackend;
 
 mod layers;
+#[cfg(feature = "pack")]
+pub mod pack;
+mod recognition;
 
 /// The clocks of file systems tick ten times in that time, or more often.
 const SETTLED: Duration = Duration::from_millis(40);
+/// The name in errors of a snapshot that was given none.
+pub(super) const UNNAMED: &str = "the snapshot";
 /// Pages that are looked at for the fingerprint.
 const SAMPLES: u64 = 32;
 
 #[derive(Debug)]
 pub(super) struct Snapshot {
     file: File,
+    /// As errors name it.
+    name: String,
     /// The file itself, if there is one; size and time of its last change, as they were in the beginning.
     outside: Option<(fs::File, SnapshotVersion)>,
-    /// The base and the diffs above it, if there are diffs.
-    layers: Option<Arc<LayersBackend>>,
+    /// Its parts, if it is no flat file.
+    assembled: Option<Arc<dyn Assembled>>,
+    /// Handles of the cache by which its parts are read, if they are the cache's files: closed with the snapshot.
+    files: Vec<Arc<File>>,
     identity: ImageIdentity,
+    /// Whether the error of a read said that it has changed.
+    read_says_changed: AtomicBool,
     /// Whether the kernel's page cache held half of it or more, and says whether it holds a page still.
     is_held: AtomicBool,
+}
+
+/// A snapshot that is put together: from a base and diffs, or from the chunks of a pack.
+pub(super) trait Assembled: Backend {
+    /// The name of a file of it that is not what it was when it was opened.
+    fn changed(&self) -> Option<String>;
+    /// As [`Snapshot::copy_held`].
+    fn copy_held(&self, into: &mut [u8], offset: u64) -> bool;
+    /// As [`Snapshot::files`].
+    fn files(&self) -> Option<Vec<FileIdentity>>;
 }
 
 /// Size and time of the last change.
@@ -78,8 +105,38 @@ impl SnapshotVersion {
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct SnapshotChanged;
+/// Which file a snapshot or a part of it is read from, and in which version: what two servers compare before one takes
+/// over from the other. A [`Fingerprint`] looks at some pages only, and two snapshots of one VM may have these in
+/// common.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
+pub(super) struct FileIdentity {
+    device: u64,
+    inode: u64,
+    size: u64,
+    seconds: i64,
+    nanoseconds: i64,
+}
+
+impl FileIdentity {
+    /// That of `file`, of whose version `opened` was noted.
+    fn of(file: &fs::File, opened: SnapshotVersion) -> std::io::Result<Self> {
+        let status = rustix::fs::fstat(file)?;
+        // A device is another by its own number, whichever file names it.
+        let device = if status.st_rdev == 0 { status.st_dev } else { status.st_rdev };
+        let SnapshotVersion { size, seconds, nanoseconds } = opened;
+        Ok(Self { device, inode: status.st_ino, size, seconds, nanoseconds })
+    }
+}
+
+/// The snapshot has changed, or the layer of it that has this name.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct SnapshotChanged(pub(super) String);
+
+impl From<SnapshotChanged> for PeerError {
+    fn from(SnapshotChanged(name): SnapshotChanged) -> Self {
+        Self::SnapshotChanged { name }
+    }
+}
 
 impl Snapshot {
     pub(super) fn open(cache: &Cache, path: &Path) -> Result<Self> {
@@ -90,6 +147,9 @@ impl Snapshot {
             cache.open(path)?;
             return Err(replaced(path));
         };
+        if is_packed(&raw).map_err(wrong)? {
+            return Self::open_pack(cache, path);
+        }
         let known = settled(&raw).map_err(wrong)?;
         let file = cache.open(format!("/proc/self/fd/{}", raw.as_raw_fd()))?;
         if file.is_empty() {
@@ -98,7 +158,7 @@ impl Snapshot {
             return Err(Error::invalid_input(text));
         }
         let is_held = file.use_kernel_cache_if_warm()?;
-        let snapshot = Self::of(file, Some((raw, known)))?;
+        let snapshot = Self::of(file, &path.display().to_string(), Some((raw, known)))?;
         Ok(Self { is_held: AtomicBool::new(is_held), ..snapshot })
     }
 
@@ -119,33 +179,72 @@ impl Snapshot {
         for samples in parts.chunks(parts.len().div_ceil(SAMPLES as usize).max(1)) {
             add_page(&file, samples[0].start, &mut sum)?;
         }
-        let snapshot = Self::of(file, None)?;
+        let snapshot = Self::of(file, &paths[0].display().to_string(), None)?;
         sum.add(&snapshot.identity.fingerprint.to_le_bytes());
         let identity = ImageIdentity { fingerprint: sum.value(), ..snapshot.identity };
-        Ok(Self { layers: Some(layers), identity, ..snapshot })
+        Ok(Self { assembled: Some(layers), identity, ..snapshot })
     }
 
-    /// As [`Snapshot::open`], of an open file; `outside` is what others may change.
-    pub(super) fn of(file: File, outside: Option<(fs::File, SnapshotVersion)>) -> Result<Self> {
+    /// As [`Snapshot::open`], of a file of `cache`, which may be a pack; `packs` are those that it may refer to.
+    pub(super) fn of_file(cache: &Cache, file: &File, name: &str, packs: &[File]) -> Result<Self> {
+        let read = |into: &mut [u8], position| file.read_exact_at(into, position);
+        if recognition::is_pack(file.len(), read)? {
+            return Self::of_pack(cache, file, name, packs);
+        }
+        Self::of(file.clone(), name, None)
+    }
+
+    #[cfg(feature = "pack")]
+    fn open_pack(cache: &Cache, path: &Path) -> Result<Self> {
+        Self::of_assembled(cache, pack::open(path)?, &path.display().to_string())
+    }
+
+    #[cfg(not(feature = "pack"))]
+    fn open_pack(_: &Cache, path: &Path) -> Result<Self> {
+        Err(no_packs(path))
+    }
+
+    #[cfg(feature = "pack")]
+    fn of_pack(cache: &Cache, file: &File, name: &str, packs: &[File]) -> Result<Self> {
+        let pack::PackInCache { backend, files } = pack::open_file(file, packs)?;
+        Ok(Self { files, ..Self::of_assembled(cache, backend, name)? })
+    }
+
+    #[cfg(not(feature = "pack"))]
+    fn of_pack(_: &Cache, _: &File, name: &str, _: &[File]) -> Result<Self> {
+        Err(no_packs(Path::new(name)))
+    }
+
+    #[cfg(feature = "pack")]
+    fn of_assembled(cache: &Cache, assembled: Arc<dyn Assembled>, name: &str) -> Result<Self> {
+        let file = cache.open_backend(Arc::clone(&assembled) as Arc<dyn Backend>)?;
+        Ok(Self { assembled: Some(assembled), ..Self::of(file, name, None)? })
+    }
+
+    /// As [`Snapshot::open`], of an open file that errors name so; `outside` is what others may change.
+    pub(super) fn of(file: File, name: &str, outside: Option<(fs::File, SnapshotVersion)>) -> Result<Self> {
         let bytes = file.len();
         if bytes == 0 {
-            let text = "the snapshot is empty; name the file with the VM's memory".to_owned();
+            let text = format!("{name}: the snapshot is empty; name the file with the VM's memory");
             return Err(Error::invalid_input(text));
         }
         let fingerprint = fingerprint(&file, bytes)?;
         Ok(Self {
             file,
+            name: name.to_owned(),
             outside,
-            layers: None,
+            assembled: None,
+            files: Vec::new(),
             identity: ImageIdentity { bytes, fingerprint },
+            read_says_changed: AtomicBool::new(false),
             is_held: AtomicBool::new(false),
         })
     }
 
     /// Copies the bytes at `offset` from the kernel's page cache, if that holds all of them. Waits for no device.
     pub(super) fn copy_held(&self, into: &mut [u8], offset: u64) -> bool {
-        match (&self.layers, &self.outside) {
-            (Some(layers), _) => layers.source().copy_held(into, offset),
+        match (&self.assembled, &self.outside) {
+            (Some(assembled), _) => assembled.copy_held(into, offset),
             (None, Some((raw, _))) => copy_held(raw, &self.is_held, into, offset),
             (None, None) => false,
         }
@@ -156,15 +255,28 @@ impl Snapshot {
         self.file.clone()
     }
 
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
     pub(super) fn identity(&self) -> ImageIdentity {
         self.identity
     }
 
+    /// The files that it is read from, in their order; `None` if they cannot be told from others, as those of a store.
+    pub(super) fn files(&self) -> Option<Vec<FileIdentity>> {
+        match (&self.assembled, &self.outside) {
+            (Some(assembled), _) => assembled.files(),
+            (None, Some((raw, opened))) => FileIdentity::of(raw, *opened).ok().map(|file| vec![file]),
+            (None, None) => None,
+        }
+    }
+
     /// `path` is where the snapshot was opened.
     pub(super) fn image(&self, cache: &Cache, path: &Path) -> Result<Image> {
-        if let Some(layers) = &self.layers {
+        if let Some(assembled) = &self.assembled {
             let name = path.display().to_string();
-            return Image::from_backend(cache, Arc::clone(layers) as Arc<dyn Backend>, &name);
+            return Image::from_backend(cache, Arc::clone(assembled) as Arc<dyn Backend>, &name);
         }
         let image = Image::from_snapshot(cache, path)?;
         // Another file may have been put there in between.
@@ -181,13 +293,55 @@ impl Snapshot {
 
     /// Whether it is what it was: bytes that were held before this call are the snapshot's then.
     pub(super) fn assure(&self) -> std::result::Result<(), SnapshotChanged> {
-        let is_same = match (&self.layers, &self.outside) {
-            (Some(layers), _) => layers.source().changed().is_none(),
+        // Relaxed: bytes are those of the version that was opened, whichever thread finds out first.
+        let is_as_read = !self.read_says_changed.load(Ordering::Relaxed);
+        let is_same = match (&self.assembled, &self.outside) {
+            (Some(assembled), _) => match assembled.changed() {
+                Some(name) => return Err(SnapshotChanged(name)),
+                None => is_as_read,
+            },
             (None, Some((raw, before))) => known(raw).is_ok_and(|now| now == *before),
-            (None, None) => self.file.len() == self.identity.bytes,
+            (None, None) => is_as_read && self.file.len() == self.identity.bytes,
         };
-        if is_same { Ok(()) } else { Err(SnapshotChanged) }
+        if is_same { Ok(()) } else { Err(SnapshotChanged(self.name.clone())) }
     }
+
+    /// The change that a read has met, by which it got too few bytes.
+    pub(super) fn change(&self) -> SnapshotChanged {
+        self.assure().err().unwrap_or_else(|| SnapshotChanged(self.name.clone()))
+    }
+
+    /// Keeps the error of a read in mind, if it says that the snapshot has changed. Whether it does.
+    pub(super) fn note_failure(&self, error: &Error) -> bool {
+        let says_changed = says_changed(error);
+        if says_changed {
+            self.read_says_changed.store(true, Ordering::Relaxed);
+        }
+        says_changed
+    }
+
+    /// Whether a read may take as long as another machine likes: no worker waits for it.
+    pub(super) fn reads_may_hang(&self) -> bool {
+        self.outside.is_none() && (self.assembled.is_none() || !self.files.is_empty())
+    }
+}
+
+/// Whether a backend says that the file is another by now (`ESTALE`), as one of objects does.
+fn says_changed(error: &Error) -> bool {
+    has_kind(error, std::io::ErrorKind::StaleNetworkFileHandle)
+}
+
+/// Whether bytes came that are not those which were stored, as of a damaged pack: another read brings the same.
+pub(super) fn is_damage(error: &Error) -> bool {
+    has_kind(error, std::io::ErrorKind::InvalidData)
+}
+
+fn has_kind(error: &Error, kind: std::io::ErrorKind) -> bool {
+    let first: &(dyn std::error::Error + 'static) = error;
+    std::iter::successors(Some(first), |error| error.source()).any(|error| {
+        let error = error.downcast_ref::<std::io::Error>();
+        error.is_some_and(|error| error.kind() == kind)
+    })
 }
 
 /// Opens a file of a wanted kind for reading; `None` if it is of another. The kind is looked at before: the open of a
@@ -198,6 +352,25 @@ fn open_if(path: &Path, is_wanted: impl Fn(fs::FileType) -> bool) -> std::io::Re
         return Ok(None);
     }
     fs::File::open(format!("/proc/self/fd/{}", found.as_raw_fd())).map(Some)
+}
+
+/// Whether a file or a device is a pack, or is meant to be one.
+fn is_packed(file: &fs::File) -> std::io::Result<bool> {
+    // A device's metadata have no size.
+    let bytes = (&*file).seek(SeekFrom::End(0))?;
+    // The kernel would read ahead, and a small snapshot count as held by its page cache.
+    let _ = fadvise(file, 0, None, Advice::Random);
+    let is_packed = recognition::is_pack(bytes, |into, position| file.read_exact_at(into, position));
+    let _ = fadvise(file, 0, None, Advice::Normal);
+    is_packed
+}
+
+#[cfg(not(feature = "pack"))]
+fn no_packs(path: &Path) -> Error {
+    let path = path.display();
+    Error::invalid_input(format!(
+        "{path}: this snapshot is a pack, and this program reads none; build it with the feature `pack` of quinion-vm"
+    ))
 }
 
 fn replaced(path: &Path) -> Error {
@@ -261,8 +434,13 @@ fn add_page(file: &File, position: u64, sum: &mut Fingerprint) -> Result<()> {
     let mut page = vec![0; PAGE_SIZE];
     match file.read_at(&mut page, position) {
         Ok(read) => sum.add(&page[..read]),
-        // A bad sector is an error of the fault that wants it, and no reason to serve no VM.
-        Err(error) if error.kind() == ErrorKind::Io => sum.add(b"unreadable"),
+        // A bad sector or a damaged chunk is an error of the fault that wants it, and no reason to serve no VM. A store
+        // that fails has no number of the system, and may send the page the next time: then the sum would be another.
+        Err(error)
+            if error.kind() == ErrorKind::Io && (error.raw_os_error().is_some() || is_damage(&error)) =>
+        {
+            sum.add(b"unreadable");
+        }
         Err(error) => return Err(error),
     }
     Ok(())
@@ -310,7 +488,7 @@ mod tests {
         fs::remove_file(&moved).expect("it was there");
         assert_eq!(snapshot.assure(), Ok(()));
         file.as_file().set_len(99_999).expect("it is ours");
-        assert_eq!(snapshot.assure(), Err(SnapshotChanged));
+        assert_eq!(snapshot.assure(), Err(SnapshotChanged(file.path().display().to_string())));
 
         let mut file = written(&[7; 100_000]);
         let long_ago = std::time::SystemTime::UNIX_EPOCH;
@@ -319,7 +497,7 @@ mod tests {
         assert_eq!(snapshot.assure(), Ok(()));
         file.seek(SeekFrom::Start(5)).expect("inside");
         file.write_all(b"x").expect("room for it");
-        assert_eq!(snapshot.assure(), Err(SnapshotChanged));
+        assert_eq!(snapshot.assure(), Err(SnapshotChanged(file.path().display().to_string())));
     }
 
     #[test]

@@ -11,6 +11,9 @@
 //!
 //! Of the VMs that are served now each has rows of its own, 256 of them at most: a series ends with its VM.
 //!
+//! A program with several servers tells monitors of each by itself: [`RestoreStats::numbers`] and [`VmStats::numbers`]
+//! have the names and the help of the text here.
+//!
 //! Invariant: the names in the text for Prometheus are a promise, as those of a report are.
 
 use std::fmt::{self, Write};
@@ -74,6 +77,10 @@ pub struct RestoreStats {
     pub vms: u64,
     /// VMs that were served, those of now included.
     pub vms_total: u64,
+    /// VMs of these that another server had served before.
+    pub vms_taken_over: u64,
+    /// VMs of these that another server has taken over.
+    pub vms_handed_over: u64,
     /// VMs that were given up. It may be more than `vms_total`: a peer that has handed over its memory, and cannot be
     /// served, is given up and was never served.
     pub vms_given_up: u64,
@@ -105,8 +112,85 @@ pub struct VmStats {
     pub counters: RestoreCounters,
 }
 
+/// A number of a server or of a VM, as monitors are told of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct RestoreNumber {
+    /// Its name, without `quinion_restore_` or `quinion_restore_vm_` before it, and without `_total` behind it.
+    pub name: &'static str,
+    /// Its meaning, in a few words.
+    pub help: &'static str,
+    /// Whether it only rises. Its name ends in `_total` then.
+    pub is_count: bool,
+    /// The number.
+    pub value: RestoreValue,
+}
+
+/// The value of a [`RestoreNumber`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "each is said by its name")]
+pub enum RestoreValue {
+    Whole(u64),
+    /// It is told in seconds.
+    Nanoseconds(u64),
+}
+
+impl fmt::Display for RestoreValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Whole(number) => write!(f, "{number}"),
+            Self::Nanoseconds(number) => f.write_str(&seconds(number)),
+        }
+    }
+}
+
+impl RestoreNumber {
+    fn count(name: &'static str, help: &'static str, number: u64) -> Self {
+        Self { name, help, is_count: true, value: RestoreValue::Whole(number) }
+    }
+
+    fn gauge(name: &'static str, help: &'static str, number: u64) -> Self {
+        Self { is_count: false, ..Self::count(name, help, number) }
+    }
+
+    /// Its name in the text for Prometheus, behind `before`.
+    fn full_name(&self, before: &str) -> String {
+        format!("{before}{}{}", self.name, if self.is_count { "_total" } else { "" })
+    }
+
+    fn write_head(&self, out: &mut String, before: &str, behind: &str) -> fmt::Result {
+        let (name, kind) = (self.full_name(before), if self.is_count { "counter" } else { "gauge" });
+        writeln!(out, "# HELP {name} {}{behind}.\n# TYPE {name} {kind}", self.help)
+    }
+}
+
+impl VmStats {
+    /// Its numbers, as monitors are told of them.
+    pub fn numbers(&self) -> Vec<RestoreNumber> {
+        let (n, latency) = (&self.counters, &self.counters.latency);
+        let waited = RestoreNumber::count("fault_seconds", "Time that faults waited", 0);
+        let longest = RestoreNumber::gauge("fault_seconds_max", "The longest of them", 0);
+        vec![
+            RestoreNumber::count("faults", "Faults that were answered", n.faults),
+            RestoreNumber::count("demand_bytes", "Bytes for faults", n.demand_bytes),
+            RestoreNumber::count("ahead_bytes", "Bytes ahead of faults", n.ahead_bytes),
+            RestoreNumber::count("zero_bytes", "Bytes of zeros", n.zero_bytes),
+            RestoreNumber::count("mapped_bytes", "Bytes that were mapped", n.mapped_bytes),
+            RestoreNumber::count("removed_bytes", "Bytes given back", n.removed_bytes),
+            RestoreNumber::count("poisoned_bytes", "Bytes not readable", n.poisoned_bytes),
+            RestoreNumber { value: RestoreValue::Nanoseconds(latency.sum()), ..waited },
+            RestoreNumber { value: RestoreValue::Nanoseconds(latency.max()), ..longest },
+        ]
+    }
+}
+
 /// Powers of two of nanoseconds at which the text for Prometheus counts: 1 us to 1 s.
 const POWERS: std::ops::RangeInclusive<u32> = 10..=30;
+
+/// The ends of the intervals in which monitors are told of the times of faults, in nanoseconds.
+fn latency_ends() -> impl Iterator<Item = u64> {
+    POWERS.map(|power| (1_u64 << power) - 1)
+}
 
 impl RestoreStats {
     /// Adds the VMs that are served now.
@@ -123,47 +207,62 @@ impl RestoreStats {
         text
     }
 
-    fn write_prometheus(&self, out: &mut String) -> fmt::Result {
-        let RestoreCounters { latency, .. } = &self.counters;
+    /// Its numbers, as monitors are told of them; the times of faults apart ([`RestoreStats::latency_buckets`]).
+    pub fn numbers(&self) -> Vec<RestoreNumber> {
         let n = &self.counters;
-        let rows = [
-            ("vms", "gauge", "VMs that are served now", self.vms),
-            ("image_bytes", "gauge", "Size of the image", self.image_bytes),
-            ("vms_total", "counter", "VMs that were served", self.vms_total),
-            ("vms_given_up_total", "counter", "VMs that were given up", self.vms_given_up),
-            ("peers_refused_total", "counter", "Peers that were refused", self.peers_refused),
-            ("device_bytes_total", "counter", "Bytes read from devices", self.device_bytes),
-            ("faults_total", "counter", "Faults that were answered", n.faults),
-            (
-                "faults_present_total",
-                "counter",
+        vec![
+            RestoreNumber::gauge("vms", "VMs that are served now", self.vms),
+            RestoreNumber::gauge("image_bytes", "Size of the image", self.image_bytes),
+            RestoreNumber::count("vms", "VMs that were served", self.vms_total),
+            RestoreNumber::count(
+                "vms_taken_over",
+                "VMs that were taken over from another server",
+                self.vms_taken_over,
+            ),
+            RestoreNumber::count(
+                "vms_handed_over",
+                "VMs that another server has taken over",
+                self.vms_handed_over,
+            ),
+            RestoreNumber::count("vms_given_up", "VMs that were given up", self.vms_given_up),
+            RestoreNumber::count("peers_refused", "Peers that were refused", self.peers_refused),
+            RestoreNumber::count("device_bytes", "Bytes read from devices", self.device_bytes),
+            RestoreNumber::count("faults", "Faults that were answered", n.faults),
+            RestoreNumber::count(
+                "faults_present",
                 "Faults of pages that were already present",
                 n.faults_present,
             ),
-            ("demand_bytes_total", "counter", "Bytes that faults were answered with", n.demand_bytes),
-            ("ahead_bytes_total", "counter", "Bytes supplied ahead of a fault", n.ahead_bytes),
-            ("zero_bytes_total", "counter", "Bytes for which zeros were given", n.zero_bytes),
-            ("mapped_bytes_total", "counter", "Bytes mapped and not copied", n.mapped_bytes),
-            ("removed_bytes_total", "counter", "Bytes that VMs have given back", n.removed_bytes),
-            (
-                "stale_bytes_total",
-                "counter",
+            RestoreNumber::count("demand_bytes", "Bytes that faults were answered with", n.demand_bytes),
+            RestoreNumber::count("ahead_bytes", "Bytes supplied ahead of a fault", n.ahead_bytes),
+            RestoreNumber::count("zero_bytes", "Bytes for which zeros were given", n.zero_bytes),
+            RestoreNumber::count("mapped_bytes", "Bytes mapped and not copied", n.mapped_bytes),
+            RestoreNumber::count("removed_bytes", "Bytes that VMs have given back", n.removed_bytes),
+            RestoreNumber::count(
+                "stale_bytes",
                 "Bytes of the record that differ from the snapshot",
                 n.stale_bytes,
             ),
-            ("poisoned_bytes_total", "counter", "Bytes that could not be read", n.poisoned_bytes),
-            ("retries_total", "counter", "Answers that were repeated", n.retries),
-        ];
-        for (name, kind, help, value) in rows {
-            writeln!(out, "# HELP quinion_restore_{name} {help}.")?;
-            writeln!(out, "# TYPE quinion_restore_{name} {kind}")?;
-            writeln!(out, "quinion_restore_{name} {value}")?;
+            RestoreNumber::count("poisoned_bytes", "Bytes that could not be read", n.poisoned_bytes),
+            RestoreNumber::count("retries", "Answers that were repeated", n.retries),
+        ]
+    }
+
+    /// How many faults waited for so many nanoseconds at most, for each of some times, the shortest first.
+    pub fn latency_buckets(&self) -> Vec<(u64, u64)> {
+        latency_ends().map(|end| (end, self.counters.latency.up_to(end))).collect()
+    }
+
+    fn write_prometheus(&self, out: &mut String) -> fmt::Result {
+        let latency = &self.counters.latency;
+        for number in self.numbers() {
+            number.write_head(out, "quinion_restore_", "")?;
+            writeln!(out, "{} {}", number.full_name("quinion_restore_"), number.value)?;
         }
         let name = "quinion_restore_fault_seconds";
         writeln!(out, "# HELP {name} From reading a fault to its answer.\n# TYPE {name} histogram")?;
-        for power in POWERS {
-            let nanoseconds = (1_u64 << power) - 1;
-            writeln!(out, "{name}_bucket{{le=\"{}\"}} {}", seconds(nanoseconds), latency.up_to(nanoseconds))?;
+        for (end, faults) in self.latency_buckets() {
+            writeln!(out, "{name}_bucket{{le=\"{}\"}} {faults}", seconds(end))?;
         }
         writeln!(out, "{name}_bucket{{le=\"+Inf\"}} {}", latency.count())?;
         writeln!(out, "{name}_sum {}\n{name}_count {}", seconds(latency.sum()), latency.count())?;
@@ -172,24 +271,13 @@ impl RestoreStats {
 
     /// A family for each number, with a row for each VM.
     fn write_each(&self, out: &mut String) -> fmt::Result {
-        type Number = fn(&RestoreCounters) -> String;
-        let families: [(&str, &str, &str, Number); 9] = [
-            ("faults_total", "counter", "Faults that were answered", |n| n.faults.to_string()),
-            ("demand_bytes_total", "counter", "Bytes for faults", |n| n.demand_bytes.to_string()),
-            ("ahead_bytes_total", "counter", "Bytes ahead of faults", |n| n.ahead_bytes.to_string()),
-            ("zero_bytes_total", "counter", "Bytes of zeros", |n| n.zero_bytes.to_string()),
-            ("mapped_bytes_total", "counter", "Bytes that were mapped", |n| n.mapped_bytes.to_string()),
-            ("removed_bytes_total", "counter", "Bytes given back", |n| n.removed_bytes.to_string()),
-            ("poisoned_bytes_total", "counter", "Bytes not readable", |n| n.poisoned_bytes.to_string()),
-            ("fault_seconds_total", "counter", "Time that faults waited", |n| seconds(n.latency.sum())),
-            ("fault_seconds_max", "gauge", "The longest of them", |n| seconds(n.latency.max())),
-        ];
-        for (name, kind, help, number) in families.iter().filter(|_| !self.each.is_empty()) {
-            writeln!(out, "# HELP quinion_restore_vm_{name} {help}, of one VM.")?;
-            writeln!(out, "# TYPE quinion_restore_vm_{name} {kind}")?;
-            for VmStats { vm, process, counters } in &self.each {
-                let labels = format!("vm=\"{vm}\",process=\"{process}\"");
-                writeln!(out, "quinion_restore_vm_{name}{{{labels}}} {}", number(counters))?;
+        let all: Vec<_> = self.each.iter().map(|vm| (vm, vm.numbers())).collect();
+        let families = all.first().map_or(0, |(_, numbers)| numbers.len());
+        for family in 0..families {
+            all[0].1[family].write_head(out, "quinion_restore_vm_", ", of one VM")?;
+            for (VmStats { vm, process, .. }, numbers) in &all {
+                let (number, labels) = (numbers[family], format!("vm=\"{vm}\",process=\"{process}\""));
+                writeln!(out, "{}{{{labels}}} {}", number.full_name("quinion_restore_vm_"), number.value)?;
             }
         }
         Ok(())

@@ -6,6 +6,7 @@
 //!               3 start     the reads of all faults that wait, if there are several
 //!               4 answer    each fault that waits, by its page alone: supply, zeros, or wake
 //!                             refused, the memory is changing --> it waits for the next round
+//!                             its page comes from another machine --> it waits until the read has ended
 //!               5 beside    what lies around each page that was answered, as far as it is there
 //!   no fault    6 ahead     a piece of what is supplied unasked: what is still absent of it
 //! ```
@@ -15,6 +16,7 @@
 //! | `answer` | step 4: supply, zeros, poison, map |
 //! | `ahead` | step 6, and what tells it which part of the image comes next |
 //! | `bytes` | bytes of the snapshot as whole pages, of zeros or not; pure |
+//! | `page_read` | the read of a page that no worker waits for |
 //!
 //! A VM may be forked: the child has the same regions, what was supplied so far, and a userfaultfd of its own, a
 //! **space**. All of a VM's spaces are served together, until the process that connected is no more.
@@ -24,10 +26,11 @@
 //! Not an invariant: that a fault's address is in a region still. It may have been unmapped; the woken thread finds
 //! that out. Only if it comes back again and again, something is wrong.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::task::Waker;
+use std::time::{Duration, Instant};
 
 use quinion::internals::units::PAGE_SIZE;
 use quinion::{Error, File, Image};
@@ -38,14 +41,17 @@ use super::replay::{Replay, ReplayCursor};
 use super::snapshot::Snapshot;
 use super::stats::RestoreCounters;
 use super::streams::Streams;
+use super::takeover::{SPACES_MAX, states_bytes};
 use super::{Event, Fill, PeerError};
 use crate::uffd::{CopyResult, CopyStop, Fault, MESSAGES_MAX, Message, MessageBuffer, Uffd};
 
 use ahead::{AHEAD_BYTES, AHEAD_STEPS, AheadStep};
+use page_read::PageRead;
 
 mod ahead;
 mod answer;
 mod bytes;
+mod page_read;
 
 /// Rounds in one turn, so that other VMs have theirs.
 const ROUNDS_MAX: usize = 16;
@@ -53,8 +59,6 @@ const ROUNDS_MAX: usize = 16;
 const READS_MAX: usize = 16;
 /// Faults that wait at a time: each is a thread's, but a thread that wakes its threads itself could go on without end.
 const WAITING_MAX: usize = 1 << 16;
-/// A VM's address spaces: its own, and those of its forks that live.
-pub(super) const SPACES_MAX: usize = 8;
 /// Faults in no region in a row that are taken for memory that was unmapped meanwhile.
 const STRAYS_MAX: u32 = 256;
 /// How often one fault may find no memory for its page.
@@ -79,6 +83,10 @@ pub(super) struct VmShared<'a> {
     pub(super) fill: Fill,
     /// How far reads may run ahead of a VM that walks through its memory.
     pub(super) reach_bytes: u64,
+    /// How long reads that fail are tried again.
+    pub(super) retry_reads: Duration,
+    /// Makes a waker that has the VM looked at again.
+    pub(super) waker: &'a dyn Fn() -> Waker,
     pub(super) tell: &'a dyn Fn(&Event),
 }
 
@@ -111,6 +119,8 @@ pub(super) enum NextWait {
     Wait,
     /// Another turn soon: something was refused for the moment.
     Soon,
+    /// Another turn when a read has ended, or after a while: a thread waits for a page that is on its way.
+    Read,
     /// Another turn when no other VM wants one: there is more to supply ahead.
     Ahead,
     /// Nothing: its process is no more.
@@ -131,6 +141,10 @@ pub(super) struct Vm {
     filled: u64,
     fill_read: u64,
     absences: u32,
+    /// When the last of these was found, if the reads may hang.
+    absent_since: Option<Instant>,
+    /// Reads that faults wait for, by their place in the snapshot.
+    reads: HashMap<u64, PageRead>,
     buffer: Vec<u8>,
     counters: Arc<Mutex<RestoreCounters>>,
     strays: u32,
@@ -153,6 +167,8 @@ pub(super) struct Space {
 struct PendingFault {
     fault: Fault,
     since: Instant,
+    /// Whether its page is on its way, and no worker waits for it.
+    awaits_read: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -163,6 +179,8 @@ enum FaultAnswer {
     Again,
     /// There is no memory for it now.
     Short,
+    /// Its page is on its way.
+    Reading,
     /// Nothing is registered there.
     Stray,
     /// The process is no more.
@@ -182,6 +200,8 @@ struct FaultedPage {
     at: usize,
     /// Its address.
     page: u64,
+    /// When the fault was read.
+    since: Instant,
 }
 
 /// A part of the image that is to be supplied.
@@ -271,6 +291,8 @@ impl Vm {
             filled: 0,
             fill_read: 0,
             absences: 0,
+            absent_since: None,
+            reads: HashMap::new(),
             buffer: Vec::new(),
             counters,
             strays: 0,
@@ -278,6 +300,49 @@ impl Vm {
             is_short: false,
             ended: Vec::new(),
         }
+    }
+
+    /// One that another server has served: its spaces, the one that it began with first.
+    pub(super) fn taken_over(
+        mut spaces: Vec<(Uffd, Pages)>,
+        source: Source,
+        counters: Arc<Mutex<RestoreCounters>>,
+    ) -> Self {
+        let (uffd, pages) = spaces.remove(0);
+        let mut vm = Self::new(uffd, pages, source, counters);
+        vm.spaces.extend(spaces.into_iter().map(|(uffd, pages)| Space::new(uffd, pages)));
+        vm
+    }
+
+    /// Has every thread whose fault was read and not answered fault anew, so that this server's reader, or another's,
+    /// finds it. All events that were read are noted.
+    pub(super) fn release_faults(&mut self) {
+        self.reads.clear();
+        for space in &mut self.spaces {
+            space.beside.clear();
+            let unit = space.pages.unit();
+            for waiting in std::mem::take(&mut space.waiting) {
+                let page = waiting.fault.address & !(unit - 1);
+                let _ = space.uffd.wake(page..page + unit);
+            }
+        }
+    }
+
+    /// Has every thread that waits in its regions fault anew.
+    pub(super) fn wake_all(&self) {
+        for Space { uffd, pages, .. } in &self.spaces {
+            pages.ranges().for_each(|range| drop(uffd.wake(range)));
+        }
+    }
+
+    /// Its userfaultfds, the first of which is the one that it began with.
+    pub(super) fn uffds(&self) -> impl Iterator<Item = &Uffd> {
+        self.spaces.iter().map(|space| &space.uffd)
+    }
+
+    /// The states of its pages, as another server reads them.
+    pub(super) fn states_bytes(&self) -> Vec<u8> {
+        states_bytes(self.spaces.iter().map(|space| &space.pages))
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -328,9 +393,13 @@ impl Vm {
                 (_, true) => {}
                 (_, false) if steps >= AHEAD_STEPS => break,
                 (_, false) => match self.supply_ahead(common)? {
-                    AheadStep::Nothing if messages == 0 => return Ok(NextWait::Wait),
+                    AheadStep::Nothing if messages == 0 => return Ok(self.rest()),
                     AheadStep::Nothing => {}
                     AheadStep::Done => steps += self.ahead_bytes / AHEAD_BYTES,
+                    // It fails, and is tried again after a pause.
+                    AheadStep::Later if self.absent_since.is_some() && self.absences > 1 => {
+                        return Ok(NextWait::Read);
+                    }
                     AheadStep::Later => return Ok(NextWait::Soon),
                     AheadStep::Over => return Ok(NextWait::Over),
                 },
@@ -339,14 +408,28 @@ impl Vm {
         Ok(if self.waits() { NextWait::Soon } else { self.next(common) })
     }
 
-    fn waits(&self) -> bool {
-        self.spaces.iter().any(|space| !space.waiting.is_empty())
+    fn any_fault(&self, is_one: impl Fn(&PendingFault) -> bool) -> bool {
+        self.spaces.iter().any(|space| space.waiting.iter().any(&is_one))
     }
 
-    fn next(&self, common: &VmShared<'_>) -> NextWait {
+    /// Whether there are faults that may be answered now.
+    fn waits(&self) -> bool {
+        self.any_fault(|waiting| !waiting.awaits_read)
+    }
+
+    /// Nothing else is to be done.
+    fn rest(&mut self) -> NextWait {
+        if self.any_fault(|waiting| waiting.awaits_read) {
+            return NextWait::Read;
+        }
+        self.reads.clear();
+        NextWait::Wait
+    }
+
+    fn next(&mut self, common: &VmShared<'_>) -> NextWait {
         let replays = common.replayed().is_some_and(|replay| self.replayed.has_more(replay));
         let fills = common.fill == Fill::All && self.filled < common.snapshot.identity().bytes;
-        if replays || fills || !self.windows.is_empty() { NextWait::Ahead } else { NextWait::Wait }
+        if replays || fills || !self.windows.is_empty() { NextWait::Ahead } else { self.rest() }
     }
 
     /// Steps 1 to 5; see the head of this file. How many messages there were.
@@ -369,10 +452,14 @@ impl Vm {
         // 4
         for _ in 0..self.spaces[at].waiting.len() {
             let Some(waiting) = self.spaces[at].waiting.pop_front() else { break };
-            match self.answer(at, waiting.fault, common)? {
+            match self.answer(at, waiting, common)? {
                 FaultAnswer::Given => self.count_answer(waiting.since),
                 FaultAnswer::Again => self.put_back(at, waiting),
                 FaultAnswer::Short => self.put_back_short(at, waiting)?,
+                FaultAnswer::Reading => {
+                    let waiting = PendingFault { awaits_read: true, ..waiting };
+                    self.spaces[at].waiting.push_back(waiting);
+                }
                 FaultAnswer::Stray => self.note_stray(at, waiting.fault.address)?,
                 FaultAnswer::Over => {
                     self.spaces[at].is_over = true;
@@ -392,7 +479,7 @@ impl Vm {
             for part in self.spaces[at].pages.absent_at(&addresses) {
                 let answer = match self.ready(part, common)? {
                     Some(bytes) => self.supply(SupplyRequest::beside(at, part), bytes)?,
-                    None if self.is_mapped() => self.map(SupplyRequest::beside(at, part))?,
+                    None if self.is_mapped() => self.map(SupplyRequest::beside(at, part), common)?,
                     None if at == 0 => {
                         self.want_window(part.offset..part.offset + part.bytes);
                         continue;
@@ -403,7 +490,7 @@ impl Vm {
                 match answer {
                     FaultAnswer::Given | FaultAnswer::Stray => {}
                     // The rest is left to a fault.
-                    FaultAnswer::Again | FaultAnswer::Short => return Ok(()),
+                    FaultAnswer::Again | FaultAnswer::Short | FaultAnswer::Reading => return Ok(()),
                     FaultAnswer::Over => {
                         self.spaces[at].is_over = true;
                         return Ok(());
@@ -414,7 +501,7 @@ impl Vm {
         Ok(())
     }
 
-    fn is_mapped(&self) -> bool {
+    pub(super) fn is_mapped(&self) -> bool {
         matches!(self.source, Source::Mapped(_))
     }
 
@@ -422,7 +509,9 @@ impl Vm {
         let space = &mut self.spaces[at];
         match message {
             Message::Fault(_) if space.waiting.len() >= WAITING_MAX => return Err(PeerError::TooManyFaults),
-            Message::Fault(fault) => space.waiting.push_back(PendingFault { fault, since: now }),
+            Message::Fault(fault) => {
+                space.waiting.push_back(PendingFault { fault, since: now, awaits_read: false });
+            }
             Message::Removed(range) => {
                 let bytes = range.end.saturating_sub(range.start);
                 match self.source {
@@ -461,11 +550,12 @@ impl Vm {
             return;
         }
         let needs = waiting.iter().map(|waits| pages.need(waits.fault.address, common.run_bytes));
-        for need in Vec::from_iter(needs) {
-            if let PageNeed::Supply(ImagePart { offset, bytes, .. }) = need {
-                self.will_want(offset, bytes, common);
-            }
-        }
+        let parts = needs.filter_map(|need| match need {
+            PageNeed::Supply(ImagePart { offset, bytes, .. }) => Some(offset..offset + bytes),
+            _ => None,
+        });
+        let parts = Vec::from_iter(parts);
+        self.will_want(&parts, common);
     }
 
     fn count_answer(&mut self, since: Instant) {
@@ -483,7 +573,7 @@ impl Vm {
 
     fn put_back(&mut self, at: usize, waiting: PendingFault) {
         self.count(|counters| counters.retries += 1);
-        self.spaces[at].waiting.push_back(waiting);
+        self.spaces[at].waiting.push_back(PendingFault { awaits_read: false, ..waiting });
     }
 
     /// There was no memory for its page. Others give back what they have pinned, in a moment.
@@ -495,7 +585,7 @@ impl Vm {
             let source = Error::invalid_input(text);
             return Err(PeerError::NoMemory { offset: waiting.fault.address, source });
         }
-        self.spaces[at].waiting.push_back(waiting);
+        self.spaces[at].waiting.push_back(PendingFault { awaits_read: false, ..waiting });
         Ok(())
     }
 

@@ -37,8 +37,10 @@ const PROGRAMS: [&str; 14] = [
 /// A header of SQLite's, with which the crash tests of its extension build a VFS.
 const SQLITE_HEADER: &str = "/usr/include/sqlite3ext.h";
 /// Files in the target folder that show what scripts/setup has installed there.
-const TOOLS: [(&str, &str); 3] = [
+const TOOLS: [(&str, &str); 5] = [
+    ("azurite", "tools/azurite-3.35.0/complete"),
     ("duckdb", "tools/duckdb-2.0.0/complete"),
+    ("fake-gcs-server", "tools/fake-gcs-server-1.56.1/complete"),
     ("moto", "tools/moto-5.2.5/complete"),
     ("versitygw", "tools/versitygw-1.8.0/complete"),
 ];
@@ -60,7 +62,7 @@ const FUZZ_FAILURES: &str = "target/fuzz/failures/";
 /// Tests in which threads meet.
 const TSAN_TESTS: &str = "--test xarray_walk --test churn --test add_folio --test shadows --test read --test files \
     --test soak --test starvation --test drop_behind --test write --test writeback --test spill --test pools \
-    --test async_read --test background --test resize --test disk_tier";
+    --test async_read --test background --test resize --test disk_tier --test hung_devices";
 /// Reports of ThreadSanitizer that are no races, with reasons.
 const TSAN_SUPPRESSIONS: &str = "tsan.suppressions";
 
@@ -96,12 +98,13 @@ pub fn test() -> Vec<Step> {
                 cargo(
                     "doc --no-deps -p quinion -p quinion-view -p quinion-disk -p quinion-owner -p quinion-object \
                      -p quinion-service -p quinion-vm -p quinion-run --lib \
-                     --features quinion/tokio,quinion-object/http",
+                     --features quinion/tokio,quinion-object/http,quinion-vm/pack",
                 ),
             )),
         ),
         api::step().leaving(repository().join("target/api")),
         Step::new("no-std", Action::Run(cargo("check -p quinion-view"))),
+        Step::new("no-pack", Action::Run(cargo("clippy -p quinion-vm -- -D warnings"))),
         Step::new(
             "tests",
             Action::Run(with_servers(cargo(
@@ -126,7 +129,8 @@ pub fn test() -> Vec<Step> {
         fuzz("fuzz-cache", "cache_ops", FUZZ_SECONDS),
         fuzz("fuzz-capi", "capi_ops", FUZZ_SECONDS),
         fuzz("fuzz-serve", "serve", FUZZ_SECONDS),
-        fuzz_builds().into_iter().fold(fuzz("fuzz-restore", "restore", FUZZ_SECONDS), Step::leaving),
+        fuzz("fuzz-restore", "restore", FUZZ_SECONDS),
+        fuzz_builds().into_iter().fold(fuzz("fuzz-pack", "pack", FUZZ_SECONDS), Step::leaving),
         Step::new("readme", Action::Call(readme_says_what_is_run)),
         hello(),
         grep(),
@@ -168,6 +172,7 @@ pub fn nightly() -> Vec<Step> {
         fuzz("fuzz-capi-hour", "capi_ops", FUZZ_SECONDS_NIGHTLY),
         fuzz("fuzz-serve-hour", "serve", FUZZ_SECONDS_NIGHTLY),
         fuzz("fuzz-restore-hour", "restore", FUZZ_SECONDS_NIGHTLY),
+        fuzz("fuzz-pack-hour", "pack", FUZZ_SECONDS_NIGHTLY),
         thread_sanitizer(),
         oldest_compiler(),
         Step::new(

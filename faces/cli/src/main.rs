@@ -10,6 +10,7 @@
 //!                -- PROGRAM [ARGUMENTS]
 //!   quinion stop [NAME...] [--all]          quinion keeps [--json]
 //!   quinion restore --snapshot FILE [--diff FILE].. --socket PATH [--record FILE] [--replay FILE] ..
+//!   quinion pack --snapshot FILE [--diff FILE].. [--against PACK].. --out PACK      quinion pack --verify PACK
 //!   quinion serve ..    quinion s3 ..       `quinion-serve`, `quinion-s3 serve`
 //!   quinion top [--json] [ADDRESS]          what a running `quinion serve` does
 //!   quinion man [VERB] [--out DIR]          quinion completions SHELL
@@ -33,6 +34,7 @@ mod doctor;
 mod keeps;
 mod manual;
 mod other_program;
+mod pack;
 mod progress;
 mod restore;
 mod rules;
@@ -85,6 +87,7 @@ enum Command {
     #[command(hide = true)]
     KeepOwner(KeepArguments),
     Restore(restore::Arguments),
+    Pack(pack::Arguments),
     /// Serve objects of stores from one cache to this user's processes: starts `quinion-serve`.
     Serve(other_program::Arguments),
     /// Answer clients of S3 from the cache: starts `quinion-s3 serve`.
@@ -95,6 +98,14 @@ enum Command {
     /// Give a terminal's last rows back when standard input ends.
     #[command(name = quinion_run::REPAIR_VERB, hide = true)]
     RepairTerminal,
+    /// Continue the process that starts this one, once a program is not stopped any more.
+    #[command(name = quinion_run::WATCH_STOP_VERB, hide = true)]
+    WatchStop {
+        /// The number of that process.
+        run: u32,
+        /// The program's number.
+        program: u32,
+    },
 }
 
 const ABOUT_KEEPING: &str = "\
@@ -235,6 +246,7 @@ fn main() -> ExitCode {
         Command::Keeps(arguments) => keeps::main(&arguments),
         Command::KeepOwner(arguments) => keep_owner(arguments),
         Command::Restore(arguments) => restore::main(arguments),
+        Command::Pack(arguments) => pack::main(&arguments),
         Command::Serve(arguments) => {
             other_program::become_program("quinion-serve", "faces/serve", &[], &arguments)
         }
@@ -244,6 +256,10 @@ fn main() -> ExitCode {
         Command::Top(arguments) => top_command::main(&arguments),
         Command::Man(arguments) => manual::man(arguments),
         Command::Completions(arguments) => manual::completions(arguments),
+        Command::WatchStop { run, program } => {
+            quinion_run::watch_stop([run, program]);
+            ExitCode::SUCCESS
+        }
         Command::RepairTerminal => {
             quinion_run::repair_terminal().map_or_else(|error| complain(&error), |()| ExitCode::SUCCESS)
         }
@@ -372,9 +388,9 @@ fn builder(memory: Option<Size>) -> Result<quinion::Builder, String> {
     }
     if bytes > max {
         return Err(format!(
-            "--memory {size} is more than this process may use ({}); give {}M or less",
+            "--memory {size} is more than this process may use ({}); give {} or less",
             size::shown(max),
-            max >> 20
+            size.rounded_down(max)
         ));
     }
     Ok(builder.memory(bytes))
@@ -389,6 +405,17 @@ mod tests {
         match CommandLine::try_parse_from(["quinion", "run"].iter().chain(words)) {
             Ok(CommandLine { command: Command::Run(arguments) }) => arguments,
             other => panic!("{words:?} is {other:?}"),
+        }
+    }
+
+    #[test]
+    fn too_much_memory_is_refused_in_the_units_that_were_typed() {
+        for (typed, unit) in [("900001GB", "MB or less"), ("900000G", "M or less"), ("800T", "M or less")] {
+            let error = builder(typed.parse().ok()).expect_err("no machine has so much");
+            assert!(
+                error.starts_with(&format!("--memory {typed} is more")) && error.ends_with(unit),
+                "{error}"
+            );
         }
     }
 

@@ -245,7 +245,9 @@ mod tests {
                 .unwrap()
                 .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         };
-        for name in ["quinion.1", "quinion-run.1", "quinion-restore.1", "quinion-completions.1"] {
+        for name in
+            ["quinion.1", "quinion-run.1", "quinion-restore.1", "quinion-pack.1", "quinion-completions.1"]
+        {
             assert!(names().any(|known| known == name), "{:?}", names().collect::<Vec<_>>());
         }
         assert!(names().all(|name| !name.contains("repair")));

@@ -39,7 +39,6 @@ pub struct Arguments {
     files: Vec<PathBuf>,
 }
 
-/// Runs the command.
 pub fn main(arguments: Arguments) -> ExitCode {
     let words: &[&str] = if arguments.json { &["stat", "--json"] } else { &["stat"] };
     let objects = ObjectVerb { words, server: &arguments.server, memory: None };

@@ -24,7 +24,6 @@ pub struct Arguments {
     address: String,
 }
 
-/// Runs the command.
 pub fn main(arguments: &Arguments) -> ExitCode {
     let monitor = Monitor::new(&arguments.address);
     let sample = match monitor.ask() {

@@ -765,6 +765,42 @@ fn hundreds_of_machines_are_served_at_once() {
 }
 
 #[test]
+fn the_url_of_an_object_is_refused_with_the_command_that_serves_it() {
+    let stage = Stage::new(Image::new(51, 10));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_quinion"));
+    command.args(["restore", "--snapshot", "s3://bucket/vm.mem", "--socket", "/run/vm.sock"]);
+    let served_by = "quinion serve --store s3://bucket --restore s3://bucket/vm.mem=/run/vm.sock";
+    assert_fails(&command.output().unwrap(), 1, served_by);
+    assert_fails(&stage.fails(&["--diff", "gs://bucket/monday.mem"]), 1, "gs://bucket/monday.mem=");
+}
+
+/// A pipe in the place of the record, into which nothing is written: the command waits for it.
+#[test]
+fn a_signal_ends_the_command_while_it_reads_its_record() {
+    let stage = Stage::new(Image::new(52, 300));
+    let pipe = stage.path("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    for signal in [libc::SIGTERM, libc::SIGINT] {
+        let child = stage.command(&["--replay", pipe.to_str().unwrap()]).spawn().unwrap();
+        let mut served = Served { child, lines: channel().1 };
+        // It has begun to wait for signals by then, and to read.
+        std::thread::sleep(Duration::from_millis(500));
+        assert_eq!(served.child.try_wait().unwrap(), None, "it waits for the record");
+        served.signal(signal);
+        let began = Instant::now();
+        let code = loop {
+            match served.child.try_wait().unwrap() {
+                Some(status) => break status.code(),
+                None => assert!(began.elapsed() < Duration::from_secs(20), "it does not end"),
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        assert_eq!(code, Some(0));
+        assert!(!stage.socket().exists(), "it did not serve");
+    }
+}
+
+#[test]
 fn a_socket_has_the_owner_and_permissions_that_it_is_given() {
     let stage = Stage::new(Image::new(49, 10));
     for (words, mode) in [(&["--socket-mode", "660"][..], 0o660), (&[], 0o600), (&["--socket-mode", "0"], 0)]
@@ -814,6 +850,80 @@ fn a_snapshot_that_is_larger_than_its_machine_is_mentioned() {
     let said = served.says_one_of(&["snapshot of this VM", "vm 2 (process"]);
     let ended = served.says_one_of(&["snapshot of this VM", "vm 2 (process"]);
     assert!(said.contains("serving") && ended.contains("has ended"), "{said} {ended}");
+}
+
+/// Three commands follow each other while a machine reads and gives back; the first two end by themselves.
+#[test]
+fn a_command_takes_over_the_machines_of_one_that_runs() {
+    let test = "a_command_takes_over_the_machines_of_one_that_runs";
+    if !vmm::has(test, &[REMOVALS]) {
+        return;
+    }
+    let stage = Stage::new(Image::new(60, 3000));
+    let metrics = stage.path("metrics");
+    let words = ["--replace", "--json", "--metrics", metrics.to_str().unwrap()];
+    let mut served = stage.serve(&words[..2]);
+    let mut monitor = Monitor::start(&stage.plan());
+    monitor.does("balloon 2900 100 dontneed");
+    monitor.does("touch 0 10 1");
+    monitor.tell("race 300 3");
+    for _ in 0..2 {
+        let next = stage.serve(&words);
+        served.says("was handed over");
+        let mut report = String::new();
+        served.child.stdout.take().unwrap().read_to_string(&mut report).unwrap();
+        assert_eq!(served.child.wait().unwrap().code(), Some(0));
+        assert_eq!((number(&report, "vms_handed_over"), number(&report, "vms_given_up")), (1, 0), "{report}");
+        served = next;
+    }
+    until("the numbers tell of it", || metric(&metrics, "vms_taken_over_total") == 1.0);
+    assert_eq!(monitor.answer().as_deref(), Some("done"));
+    monitor.does("touch 0 3000 2");
+    let mut other = Monitor::start(&stage.plan());
+    other.does("touch 0 3000 1");
+    let (code, report) = served.stop(libc::SIGTERM);
+    assert_eq!(code, Some(0), "{report}");
+    let told = ["vms", "vms_taken_over", "vms_handed_over"].map(|name| number(&report, name));
+    assert_eq!(told, [2, 1, 0], "{report}");
+    assert_eq!(fs::read_dir(stage.sockets.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_command_with_another_snapshot_takes_over_nothing() {
+    if !vmm::has("a_command_with_another_snapshot_takes_over_nothing", &[REMOVALS]) {
+        return;
+    }
+    let stage = Stage::new(Image::new(61, 300));
+    let served = stage.serve(&[]);
+    let mut monitor = Monitor::start(&stage.plan());
+    monitor.does("touch 0 100 1");
+    assert_fails(&stage.fails(&[]), 1, "another server listens there");
+    let other = stage.path("other");
+    Image::new(62, 300).write(&other);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_quinion"));
+    command.arg("restore").arg("--snapshot").arg(&other).arg("--socket").arg(stage.socket()).arg("--replace");
+    assert_fails(&command.output().unwrap(), 1, "serves another snapshot");
+    served.says("another snapshot");
+    monitor.does("touch 0 300 2");
+    assert_eq!(served.stop(libc::SIGTERM).0, Some(0));
+}
+
+/// The command that was replaced may be killed at any moment after that: the machine is the other's.
+#[test]
+fn a_replaced_command_that_is_killed_harms_no_machine() {
+    if !vmm::has("a_replaced_command_that_is_killed_harms_no_machine", &[REMOVALS]) {
+        return;
+    }
+    let stage = Stage::new(Image::new(63, 2000));
+    let served = stage.serve(&[]);
+    let mut monitor = Monitor::start(&stage.plan());
+    monitor.tell("race 200 2");
+    let next = stage.serve(&["--replace"]);
+    served.signal(libc::SIGKILL);
+    drop(served);
+    assert_eq!(monitor.answer().as_deref(), Some("done"));
+    monitor.does("touch 0 2000 2");
+    assert_eq!(next.stop(libc::SIGTERM).0, Some(0));
 }
 
 #[test]

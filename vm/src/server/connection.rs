@@ -27,14 +27,18 @@ pub(super) struct Connection {
     pub(super) place: Mutex<ConnectionSlot>,
 }
 
+#[derive(Default)]
 pub(super) struct ConnectionSlot {
     pub(super) stage: ConnectionState,
     /// Another thread came for this while it was taken.
     pub(super) wanted: Option<Kind>,
+    /// No worker takes it: it is being handed over to another server.
+    pub(super) is_paused: bool,
     /// Whether `GivenUp` was reported.
     pub(super) is_given_up: bool,
 }
 
+#[derive(Default)]
 pub(super) enum ConnectionState {
     /// Its message has not come; its thread waits for that.
     Greeting { since: Instant },
@@ -45,6 +49,7 @@ pub(super) enum ConnectionState {
     /// It handed over its memory when the server was about to end.
     Unserved(HeldUffds),
     /// A worker has it, or its thread, which has received all.
+    #[default]
     Taken,
     /// The connection has ended.
     Over,
@@ -65,6 +70,8 @@ pub(super) enum Kind {
     Clock = 5,
     /// No event: its regions have just arrived.
     Beginning = 6,
+    /// No event: it has just been taken over.
+    TakenOver = 7,
 }
 
 const KIND_BITS: u32 = 3;
@@ -94,6 +101,13 @@ impl Connection {
     /// Takes its state for the calling worker; `None`, and the event is noted, if another thread has it.
     pub(super) fn take(&self, kind: Kind) -> Option<ConnectionState> {
         let mut place = self.place();
+        if place.is_paused {
+            // Faults are looked for when it goes on.
+            if kind == Kind::Socket {
+                place.wanted = Some(kind);
+            }
+            return None;
+        }
         match std::mem::replace(&mut place.stage, ConnectionState::Taken) {
             ConnectionState::Taken => {
                 // Faults are looked for in any case.
@@ -134,13 +148,19 @@ impl Connection {
         is_so(&place.stage).then(|| std::mem::replace(&mut place.stage, ConnectionState::Taken))
     }
 
+    /// Has no worker take it any more, or has them again.
+    pub(super) fn pause(&self, is_paused: bool) {
+        self.place().is_paused = is_paused;
+    }
+
     /// Puts it back; or not, if it was wanted meanwhile: then it is the caller's once more. If it is over, it ends.
     pub(super) fn put_back(&self, stage: ConnectionState) -> Option<(ConnectionState, Kind)> {
         let mut place = self.place();
         if matches!(place.stage, ConnectionState::Over) {
             return None;
         }
-        if let Some(kind) = place.wanted.take() {
+        let is_paused = place.is_paused;
+        if let Some(kind) = place.wanted.take_if(|_| !is_paused) {
             return Some((stage, kind));
         }
         place.stage = stage;

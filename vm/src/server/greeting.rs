@@ -51,6 +51,10 @@ enum AcceptState {
 
 impl Shared {
     pub(super) fn accept(self: &Arc<Self>) {
+        if self.table().is_paused {
+            // It is armed again when VMs were not handed over.
+            return;
+        }
         match self.accept_state() {
             AcceptState::Open => {}
             AcceptState::Soon => return self.want_after(LISTENER, SOON),
@@ -62,7 +66,14 @@ impl Shared {
                 return self.want_after(LISTENER, DYING);
             }
         }
-        self.table().threads += 1;
+        {
+            let mut table = self.table();
+            if table.is_paused {
+                return;
+            }
+            table.threads += 1;
+            table.accepting += 1;
+        }
         let counted = PeerThread(Arc::downgrade(self));
         let thread = std::thread::Builder::new().name("quinion-peer".to_owned());
         let started = thread.spawn(move || {
@@ -71,6 +82,7 @@ impl Shared {
             drop(counted);
         });
         if let Err(error) = started {
+            self.table().accepting -= 1;
             self.tell(&Event::CannotAccept(error));
             self.want_after(LISTENER, SHORT_OF_DESCRIPTORS);
         }
@@ -139,8 +151,12 @@ impl Shared {
         if !has_capacity {
             table.refused.insert(number);
         }
-        let place =
-            ConnectionSlot { stage: ConnectionState::Greeting { since }, wanted: None, is_given_up: false };
+        let place = ConnectionSlot {
+            stage: ConnectionState::Greeting { since },
+            wanted: None,
+            is_paused: false,
+            is_given_up: false,
+        };
         let connection =
             Arc::new(Connection { number, socket, peer, counters: Arc::default(), place: Mutex::new(place) });
         table.connections.insert(number, Arc::clone(&connection));
@@ -153,7 +169,7 @@ impl Shared {
         Some((connection, wrong))
     }
 
-    fn watch_peer(&self, connection: &Connection) -> rustix::io::Result<()> {
+    pub(super) fn watch_peer(&self, connection: &Connection) -> rustix::io::Result<()> {
         let Some(alive) = connection.peer.alive() else { return Ok(()) };
         epoll::add(&self.epoll, alive, token(connection.number, Kind::Process), ONCE)
     }
@@ -175,7 +191,7 @@ impl Shared {
         greeting: &mut Handshake,
         regions: &[Region],
     ) -> std::result::Result<Box<Vm>, PeerError> {
-        self.snapshot.assure().map_err(|_| PeerError::SnapshotChanged)?;
+        self.snapshot.assure()?;
         let pages = check(regions, self.snapshot.identity().bytes)?;
         if greeting.has_image && pages.unit() != PAGE_SIZE as u64 {
             // The image is no file of hugetlbfs.
@@ -259,7 +275,9 @@ pub(super) fn memory_of(greeting: &mut Handshake) -> Option<HeldUffds> {
 /// A peer's thread, from its accept until nothing is left of what it sent; see the head of `server.rs`.
 fn greet_next(server: &Weak<Shared>) {
     let Some(shared) = server.upgrade() else { return };
-    let Some((connection, wrong)) = shared.accept_pending() else { return };
+    let accepted = shared.accept_pending();
+    shared.table().accepting -= 1;
+    let Some((connection, wrong)) = accepted else { return };
     let at_most = shared.options.greeting;
     drop(shared);
     let mut greeting = Handshake::new();

@@ -20,6 +20,10 @@ pub(super) struct Table {
     pub(super) threads: usize,
     /// It was reported that no further peer can be refused, or that no more threads may wait.
     pub(super) is_crowd_logged: bool,
+    /// Threads that may be about to accept a peer.
+    pub(super) accepting: usize,
+    /// No peer is accepted: VMs are being handed over, or were.
+    pub(super) is_paused: bool,
     pub(super) last: u64,
     pub(super) ahead: VecDeque<u64>,
     pub(super) soon: VecDeque<(Instant, u64)>,
@@ -27,6 +31,8 @@ pub(super) struct Table {
     /// When the youngest greeting is late; `None` when none is left. A sweep finds out, however late it comes itself.
     pub(super) greets_until: Option<Instant>,
     pub(super) vms_total: u64,
+    pub(super) vms_taken_over: u64,
+    pub(super) vms_handed_over: u64,
     pub(super) vms_given_up: u64,
     pub(super) peers_refused: u64,
     pub(super) past: RestoreCounters,

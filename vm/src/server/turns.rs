@@ -13,10 +13,11 @@ use std::os::fd::AsFd;
 use rustix::event::epoll::{self, EventFlags};
 
 use super::connection::{Connection, ConnectionState, Kind, token};
-use super::{ONCE, SOON, Shared};
+use super::{ONCE, READ_CHECK, SOON, Shared};
 use crate::message::ready;
 use crate::peer::say;
-use crate::vm::{NextWait, SPACES_MAX, Space, Vm, VmShared};
+use crate::takeover::SPACES_MAX;
+use crate::vm::{NextWait, Space, Vm, VmShared};
 use crate::{Event, Fill, PeerError};
 use quinion::internals::sync::contained;
 use quinion::internals::units::PAGE_SIZE;
@@ -69,8 +70,11 @@ impl Shared {
             }
             // Whichever event it was: faults that arrived meanwhile are reported by no other event.
             ConnectionState::Serving(vm) => {
-                if kind == Kind::Beginning {
-                    self.begin_vm(connection, vm)?;
+                match kind {
+                    Kind::Beginning => self.begin_vm(connection, vm)?,
+                    // Another turn serves it: those that come behind it are to be known soon, too.
+                    Kind::TakenOver => return self.go_on_with_vm(connection, vm),
+                    _ => {}
                 }
                 if self.serve(connection, vm)? == NextWait::Over {
                     *stage = ConnectionState::Over;
@@ -103,6 +107,28 @@ impl Shared {
             // A thread that does not listen did not have to wait.
             let _ = say(connection.socket.as_fd(), &ready(), None);
         }
+        self.watch_vm(connection, vm)
+    }
+
+    /// A VM that another server has served until now.
+    fn go_on_with_vm(&self, connection: &Connection, vm: &mut Vm) -> std::result::Result<(), PeerError> {
+        {
+            let mut table = self.table();
+            table.vms_total += 1;
+            table.vms_taken_over += 1;
+            table.note_vm(connection.number);
+        }
+        let (number, process, bytes) = (connection.number, connection.peer.process(), vm.bytes());
+        self.tell(&Event::TakenOver { vm: number, process, bytes });
+        self.watch_peer(connection).map_err(|error| PeerError::Socket(error.into()))?;
+        self.watch_vm(connection, vm)?;
+        // A fault that the other server has read, and not answered, is told once more.
+        vm.wake_all();
+        Ok(())
+    }
+
+    fn watch_vm(&self, connection: &Connection, vm: &mut Vm) -> std::result::Result<(), PeerError> {
+        let number = connection.number;
         self.watch(connection, vm.spaces())?;
         // Its process tells of its end; that it closes the connection means nothing then. (`HUP` is told unasked.)
         if connection.peer.alive().is_none() {
@@ -143,6 +169,8 @@ impl Shared {
             replay: self.replay.as_ref(),
             fill: self.options.fill,
             reach_bytes: self.reach_bytes,
+            retry_reads: self.options.retry_reads,
+            waker: &|| self.wakeups.waker(connection.number),
             tell: &|event: &Event| self.tell(event),
         };
         let next = vm.serve(&common)?;
@@ -152,6 +180,7 @@ impl Shared {
             NextWait::Over => return Ok(next),
             NextWait::Wait => {}
             NextWait::Soon => self.want_after(connection.number, SOON),
+            NextWait::Read => self.want_after(connection.number, READ_CHECK),
             NextWait::Ahead => self.want_ahead(connection.number),
         }
         for space in vm.spaces() {

@@ -44,7 +44,7 @@ use quinion::internals::units::PAGE_SIZE;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
-use super::{SnapshotVersion, copy_held, known, open_if, settled};
+use super::{Assembled, FileIdentity, SnapshotVersion, copy_held, is_packed, known, open_if, settled};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 /// The base and its diffs, at most: each is looked at whenever a VM is answered.
@@ -84,7 +84,7 @@ struct LayerPart {
 }
 
 #[derive(Debug)]
-struct LayerFile {
+pub(super) struct LayerFile {
     path: PathBuf,
     file: fs::File,
     opened: SnapshotVersion,
@@ -106,7 +106,7 @@ fn refused(path: &Path, why: &str) -> Error {
 }
 
 impl Layers {
-    fn open(paths: &[PathBuf]) -> Result<Self> {
+    pub(super) fn open(paths: &[PathBuf]) -> Result<Self> {
         if paths.len() > LAYERS_MAX {
             let text =
                 format!("{} layers, and at most {LAYERS_MAX} are served; merge some diffs", paths.len());
@@ -115,6 +115,11 @@ impl Layers {
         let mut files: Vec<LayerFile> = Vec::with_capacity(paths.len());
         for path in paths {
             let file = LayerFile::open(path)?;
+            if is_packed(&file.file).map_err(|source| Error::cannot_open(path, source))? {
+                let why = "this layer is a pack, and diffs lie above flat files; make one pack of the base and its \
+                           diffs (quinion pack)";
+                return Err(refused(path, why));
+            }
             if files.iter().any(|other| other.is_same_file(&file)) {
                 return Err(refused(path, "this file is named twice among the layers; name each once"));
             }
@@ -155,10 +160,15 @@ impl Layers {
         self.parts(0..self.bytes).filter(|part| part.layer > 0).map(|part| part.range)
     }
 
+    /// The snapshot's size.
+    #[cfg(feature = "pack")]
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// A file that is not what it was when it was opened.
     pub(super) fn changed(&self) -> Option<&Path> {
-        let is_changed = |file: &&LayerFile| known(&file.file).ok() != Some(file.opened);
-        self.files.iter().find(is_changed).map(|file| &*file.path)
+        self.files.iter().find(|file| file.has_changed()).map(LayerFile::path)
     }
 
     fn parts(&self, range: Range<u64>) -> impl Iterator<Item = LayerPart> + '_ {
@@ -176,7 +186,7 @@ impl Layers {
     }
 
     /// As `copy_held` of one file: all of it from the kernel's page cache, or `false`.
-    pub(super) fn copy_held(&self, into: &mut [u8], offset: u64) -> bool {
+    fn copy_held(&self, into: &mut [u8], offset: u64) -> bool {
         let range = self.clamped(into.len(), offset);
         range.end - range.start == into.len() as u64
             && self.parts(range).all(|LayerPart { layer, range }| {
@@ -236,11 +246,24 @@ impl ReadAt for Layers {
     }
 }
 
+impl Assembled for LayersBackend {
+    fn files(&self) -> Option<Vec<FileIdentity>> {
+        self.source().files.iter().map(LayerFile::identity).collect()
+    }
+    fn changed(&self) -> Option<String> {
+        self.source().changed().map(|path| path.display().to_string())
+    }
+    fn copy_held(&self, into: &mut [u8], offset: u64) -> bool {
+        self.source().copy_held(into, offset)
+    }
+}
+
 impl LayerFile {
-    fn open(path: &Path) -> Result<Self> {
+    pub(super) fn open(path: &Path) -> Result<Self> {
         let wrong = |source: io::Error| Error::cannot_open(path, source);
         let file = open_if(path, |kind| kind.is_file()).map_err(wrong)?;
-        let not_a_file = || refused(path, "a snapshot with diffs consists of files, and this is none");
+        let not_a_file =
+            || refused(path, "a snapshot with diffs, or in packs, consists of files, and this is none");
         let file = file.ok_or_else(not_a_file)?;
         let opened = settled(&file).map_err(wrong)?;
         if opened.bytes() == 0 {
@@ -249,6 +272,38 @@ impl LayerFile {
         let path = path.to_owned();
         let (direct_works, is_held) = (AtomicBool::new(true), AtomicBool::new(false));
         Ok(Self { path, file, opened, direct: None, direct_works, is_held })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its size when it was opened.
+    #[cfg(feature = "pack")]
+    pub(super) fn bytes(&self) -> u64 {
+        self.opened.bytes()
+    }
+
+    pub(super) fn identity(&self) -> Option<FileIdentity> {
+        FileIdentity::of(&self.file, self.opened).ok()
+    }
+
+    /// Whether it is not what it was when it was opened.
+    pub(super) fn has_changed(&self) -> bool {
+        known(&self.file).ok() != Some(self.opened)
+    }
+
+    /// Chooses the way to read a file of which all bytes may be wanted.
+    #[cfg(feature = "pack")]
+    pub(super) fn choose_way_of_all(&mut self) {
+        self.choose_way(self.bytes(), self.bytes());
+    }
+
+    /// Fills `into` from `position` on.
+    #[cfg(feature = "pack")]
+    pub(super) fn read_exact(&self, into: &mut [u8], position: u64) -> io::Result<()> {
+        let range = position..position + into.len() as u64;
+        self.read_parts(&[LayerPart { layer: 0, range }], into, position)
     }
 
     fn is_same_file(&self, other: &Self) -> bool {

@@ -19,8 +19,9 @@
 //! faults are looked for. If the last fault was in a stream, or of the record, or of what is filled next, the VM is
 //! right behind, and to look for each of its faults would hold up both: steps are [`AHEAD_BYTES_MAX`] then. A step
 //! waits for no device: what has not come is looked for again in a moment. (Except what was evicted three times before
-//! it could be supplied, and any step of an image that VMs map: it is read as one, if it was not read before.) A turn
-//! of a VM whose faults never end has such a step after each of them.
+//! it could be supplied, and any step of an image that VMs map: it is read as one, if it was not read before.) Bytes of
+//! an object are never waited for: a part that was absent three times, after pauses, is left to its faults. A turn of a
+//! VM whose faults never end has such a step after each of them.
 //!
 //! While the order of pages is **recorded**, each page is answered alone, and nothing comes unasked but a replayed
 //! record: a page that was never touched must not look as if it had been.
@@ -28,6 +29,7 @@
 //! Not an invariant: that a page is absent when its step comes. A fault may have been faster.
 
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use quinion::internals::units::PAGE_SIZE;
 use quinion::{ErrorKind, ReadOptions};
@@ -56,6 +58,8 @@ pub(super) const DENSE_BYTES: u64 = 2 << 20;
 pub(super) const DENSE_ABSENT_MAX: u64 = DENSE_BYTES / 2;
 /// How often what is supplied unasked may be found absent before it is waited for.
 const ABSENCES_MAX: u32 = 3;
+/// The pause before what is absent is asked for again, if its reads may hang: a store that fails is not asked at once.
+const ABSENT_PAUSE: Duration = Duration::from_millis(300);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum AheadStep {
@@ -96,7 +100,7 @@ impl Vm {
     /// A fault was answered in a run of the image that was absent: what lies around its page comes next, and, if the VM
     /// walks there, what lies behind it.
     pub(super) fn note_answer(&mut self, fault: FaultedPage, run: ImagePart, common: &VmShared<'_>) {
-        let FaultedPage { at, page } = fault;
+        let FaultedPage { at, page, .. } = fault;
         if common.recorder.is_some() {
             return;
         }
@@ -118,8 +122,7 @@ impl Vm {
         if let Some(StreamStep { window, reads }) = step {
             // The window is asked for again: pages that were refused or evicted since are absent, and the rest costs a
             // look.
-            self.read_ahead(window.start..window.end.min(reads.start), common);
-            self.read_ahead(reads, common);
+            self.read_ahead([window.start..window.end.min(reads.start), reads], common);
             self.want_window(window);
         } else if run.bytes > unit {
             self.note_dense_region(offset, image_bytes, common);
@@ -144,34 +147,44 @@ impl Vm {
         let absent = self.spaces[0].pages.absent_in(begin, end - begin);
         let absent: u64 = absent.iter().map(|part| part.bytes).sum();
         if absent <= DENSE_ABSENT_MAX {
-            self.read_ahead(begin..end, common);
+            self.read_ahead(std::iter::once(begin..end), common);
             self.want_window(begin..end);
         }
     }
 
-    /// Starts reads of bytes that will be wanted, unless the kernel holds the first page and the last.
-    pub(super) fn will_want(&mut self, offset: u64, bytes: u64, common: &VmShared<'_>) {
+    /// Starts reads of ranges that will be wanted, each unless the kernel holds its first page and its last.
+    pub(super) fn will_want(&self, ranges: &[Range<u64>], common: &VmShared<'_>) {
+        match &self.source {
+            // Those that lie close to each other are one request to a store.
+            Source::Copied(file) if common.snapshot.reads_may_hang() => drop(file.will_need_ranges(ranges)),
+            _ => ranges.iter().for_each(|range| self.will_want_one(range, common)),
+        }
+    }
+
+    fn will_want_one(&self, range: &Range<u64>, common: &VmShared<'_>) {
         let mut page = [0; PAGE_SIZE];
         let mut is_held = |offset| common.snapshot.copy_held(&mut page, offset);
-        let last = (offset + bytes - 1) / PAGE * PAGE;
-        if !is_held(offset) || (last > offset && !is_held(last)) {
-            self.start_read(offset, bytes);
+        let last = (range.end - 1) / PAGE * PAGE;
+        if !is_held(range.start) || (last > range.start && !is_held(last)) {
+            self.start_read(range.start, range.end - range.start);
         }
     }
 
     /// Starts reads of bytes that the VM will want, by whole folios. Of each folio they begin with the first page that
     /// the VM lacks and end with the last, so none goes beyond the VM's memory.
-    fn read_ahead(&mut self, mut reads: Range<u64>, common: &VmShared<'_>) {
-        while reads.start < reads.end {
-            let end = (reads.start + 1).next_multiple_of(WINDOW_BYTES_MAX).min(reads.end);
-            let absent = self.spaces[0].pages.absent_in(reads.start, end - reads.start);
-            let first = absent.iter().map(|part| part.offset).min();
-            let behind = absent.iter().map(|part| part.offset + part.bytes).max();
-            if let (Some(first), Some(behind)) = (first, behind) {
-                self.will_want(first, behind - first, common);
+    fn read_ahead(&mut self, reads: impl IntoIterator<Item = Range<u64>>, common: &VmShared<'_>) {
+        let mut wanted = Vec::new();
+        for Range { mut start, end: behind } in reads {
+            while start < behind {
+                let end = (start + 1).next_multiple_of(WINDOW_BYTES_MAX).min(behind);
+                let absent = self.spaces[0].pages.absent_in(start, end - start);
+                let first = absent.iter().map(|part| part.offset).min();
+                let last = absent.iter().map(|part| part.offset + part.bytes).max();
+                wanted.extend(first.zip(last).map(|(first, last)| first..last));
+                start = end;
             }
-            reads.start = end;
         }
+        self.will_want(&wanted, common);
     }
 
     /// The read that follows tells of errors.
@@ -202,7 +215,7 @@ impl Vm {
         let edge = (self.filled + WARM_BYTES).next_multiple_of(WINDOW_BYTES_MAX).min(end);
         let reads = self.fill_read..edge.max(self.fill_read);
         self.fill_read = reads.end;
-        self.read_ahead(reads, common);
+        self.read_ahead([reads], common);
         let (step, from) = self.supply_range(self.filled..end, common)?;
         self.filled = from;
         Ok(step)
@@ -229,9 +242,9 @@ impl Vm {
         }
         let behind = part.offset + part.bytes;
         let answer = if self.is_mapped() {
-            self.map(SupplyRequest::ahead(part))?
+            self.map(SupplyRequest::ahead(part), common)?
         } else if let Some(bytes) = ready {
-            self.absences = 0;
+            self.forget_absences();
             self.supply(SupplyRequest::ahead(part), bytes)?
         } else {
             match self.ready_ahead(part, common)? {
@@ -245,7 +258,7 @@ impl Vm {
             FaultAnswer::Given | FaultAnswer::Stray => (AheadStep::Done, behind),
             // The events first.
             FaultAnswer::Again => (AheadStep::Done, part.offset),
-            FaultAnswer::Short => (AheadStep::Later, part.offset),
+            FaultAnswer::Short | FaultAnswer::Reading => (AheadStep::Later, part.offset),
             FaultAnswer::Over => (AheadStep::Over, part.offset),
         })
     }
@@ -256,35 +269,46 @@ impl Vm {
         common: &VmShared<'_>,
     ) -> Result<Ready<SnapshotBytes>, PeerError> {
         if let Some(bytes) = self.ready(part, common)? {
-            self.absences = 0;
+            self.forget_absences();
             return Ok(Ready::Yes(bytes));
         }
+        let hangs = common.snapshot.reads_may_hang();
         let Source::Copied(file) = &self.source else { unreachable!("what is mapped is not copied") };
         // This takes what has come off the device's queue, too.
         let residency = file.residency(part.offset, part.bytes).unwrap_or_default();
         if residency.filling_pages > 0 {
             return Ok(Ready::Later);
         }
-        self.absences += 1;
         // All of it is there; a lock was busy before.
         let is_there = residency.pages > 0 && residency.cached_pages == residency.pages;
+        if !is_there && self.absent_since.is_some_and(|since| since.elapsed() < ABSENT_PAUSE) {
+            return Ok(Ready::Later);
+        }
+        self.absences += 1;
+        self.absent_since = hangs.then(Instant::now);
         if !is_there && self.absences <= ABSENCES_MAX {
             self.start_read(part.offset, part.bytes);
             return Ok(Ready::Later);
         }
-        // It was evicted again and again, or cannot be read: that is found out by waiting for it.
-        self.absences = 0;
-        Ok(match self.pin(part, ReadOptions::default(), common)? {
+        // It was evicted again and again, or cannot be read: that is found out by waiting for it, or by a fault.
+        self.forget_absences();
+        if hangs && !is_there {
+            return Ok(Ready::Never);
+        }
+        Ok(match self.pin(part, ReadOptions::new().cached_only(hangs), common)? {
             Ok(pinned) => Ready::Yes(SnapshotBytes::Pinned(pinned)),
-            Err(error) if error.kind() == ErrorKind::NoMemory => Ready::Later,
+            Err(error) if matches!(error.kind(), ErrorKind::NoMemory | ErrorKind::WouldBlock) => Ready::Later,
             Err(_) => Ready::Never,
         })
     }
 
+    fn forget_absences(&mut self) {
+        (self.absences, self.absent_since) = (0, None);
+    }
+
     fn supply_replayed(&mut self, replay: &Replay, common: &VmShared<'_>) -> Result<AheadStep, PeerError> {
-        for read in self.replayed.warm(replay, WARM_BYTES) {
-            self.read_ahead(read, common);
-        }
+        let reads = self.replayed.warm(replay, WARM_BYTES);
+        self.read_ahead(reads, common);
         let mut left = self.ahead_bytes;
         for _ in 0..AHEAD_RUNS {
             let Some(run) = self.replayed.next(replay, left) else { break };
@@ -296,7 +320,7 @@ impl Vm {
                     left = AHEAD_BYTES;
                     continue;
                 }
-                FaultAnswer::Short => return Ok(AheadStep::Later),
+                FaultAnswer::Short | FaultAnswer::Reading => return Ok(AheadStep::Later),
                 FaultAnswer::Over => return Ok(AheadStep::Over),
             }
             left = left.saturating_sub(run.len() as u64 * PAGE);
@@ -349,7 +373,7 @@ impl Vm {
             stale += (same.len() - unchanged) as u64;
             for same in same_parts(part, &same, self.spaces[0].pages.unit()) {
                 let answer = if self.is_mapped() {
-                    self.map(SupplyRequest::ahead(same))?
+                    self.map(SupplyRequest::ahead(same), common)?
                 } else if same == part {
                     // All of them, as a rule.
                     self.supply_chunks(SupplyRequest::ahead(part), bytes.chunks())?
@@ -396,7 +420,7 @@ impl Vm {
         buffer.resize(buffer.len().max(len), 0);
         let read = image.read_at(&mut buffer[..len], part.offset);
         if image.has_changed() {
-            return Err(PeerError::SnapshotChanged);
+            return Err(common.snapshot.change().into());
         }
         let bytes = SnapshotBytes::Copied { buffer, len };
         if read.is_ok_and(|read| read == len) {

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   copied    held by the kernel's cache? copy   else cached? pin   else read, and wait --> the page --> UFFDIO_COPY
+//!             (an object's page is read, and not waited for: `page_read`)
 //!   zeros     a page that was given back, or that is zeros in the snapshot                         --> UFFDIO_ZEROPAGE
 //!   mapped    make the page resident in the image                                                  --> UFFDIO_CONTINUE
 //!   no bytes  the device fails                                                                      --> UFFDIO_POISON
@@ -19,25 +20,40 @@
 //! Invariant: the snapshot is checked after its bytes were read and before the kernel has them.
 
 use std::ops::{ControlFlow, Range};
+use std::time::Instant;
 
 use quinion::{Error, ErrorKind, Pinned, ReadOptions};
 
 use super::ahead::AHEAD_BYTES;
 use super::bytes::{SnapshotBytes, same_kind, whole_units};
-use super::{FaultAnswer, FaultedPage, NO_PAGE, PAGE, Source, SupplyReason, SupplyRequest, Vm, VmShared};
+use super::{
+    FaultAnswer, FaultedPage, NO_PAGE, PAGE, PendingFault, Source, SupplyReason, SupplyRequest, Vm, VmShared,
+};
 use crate::PeerError;
 use crate::pages::{ImagePart, PageNeed};
 use crate::replay::Replay;
-use crate::uffd::{Fault, FaultKind, Uffd};
+use crate::snapshot::is_damage;
+use crate::uffd::{FaultKind, Uffd};
 
 /// Bytes that are mapped at a time, where they are resident anyway.
 const MAPPED_BYTES: u64 = 512 << 10;
+
+impl VmShared<'_> {
+    /// A read for a fault of then has failed: it is begun anew, unless that has been done for long enough.
+    fn try_again(&self, offset: u64, since: Instant, source: Error) -> Result<FaultAnswer, PeerError> {
+        let waited = since.elapsed();
+        if waited < self.retry_reads {
+            return Ok(FaultAnswer::Reading);
+        }
+        Err(PeerError::SourceFailed { name: self.snapshot.name().to_owned(), offset, waited, source })
+    }
+}
 
 impl Vm {
     pub(super) fn answer(
         &mut self,
         at: usize,
-        fault: Fault,
+        PendingFault { fault, since, .. }: PendingFault,
         common: &VmShared<'_>,
     ) -> Result<FaultAnswer, PeerError> {
         self.ahead_bytes = AHEAD_BYTES; // until it is known that the VM waits for what comes next
@@ -53,7 +69,7 @@ impl Vm {
             FaultKind::Minor | FaultKind::Missing => {}
         }
         if self.is_mapped() {
-            return self.map_fault(at, fault.address, common);
+            return self.map_fault(FaultedPage { at, page, since }, common);
         }
         if fault.kind == FaultKind::Minor {
             // The page is in a file of the VM's own, and so its bytes are, too.
@@ -62,7 +78,7 @@ impl Vm {
         match self.spaces[at].pages.need(fault.address, common.run_bytes) {
             PageNeed::Supply(run) => {
                 let run = self.run_of(run, run.page(page, unit), common);
-                self.supply_demand(FaultedPage { at, page }, run, common)
+                self.supply_demand(FaultedPage { at, page, since }, run, common)
             }
             PageNeed::Zeros { address, bytes } => self.zeros(at, address..address + bytes, page),
             PageNeed::Look { address, bytes } => {
@@ -87,28 +103,48 @@ impl Vm {
         run: ImagePart,
         common: &VmShared<'_>,
     ) -> Result<FaultAnswer, PeerError> {
-        let FaultedPage { at, page } = fault;
+        let FaultedPage { at, page, since } = fault;
         let alone = run.page(page, self.spaces[at].pages.unit());
         let bytes = match self.ready(alone, common)? {
             Some(bytes) => bytes,
-            None => {
-                if run != alone {
-                    // One read for all of it.
-                    self.start_read(run.offset, run.bytes);
+            None => match self.read_page(alone, run, common)? {
+                Some(Ok(pinned)) => SnapshotBytes::Pinned(pinned),
+                None => return Ok(FaultAnswer::Reading),
+                Some(Err(error)) if error.kind() == ErrorKind::NoMemory => return Ok(FaultAnswer::Short),
+                Some(Err(error))
+                    if common.snapshot.reads_may_hang()
+                        && !common.retry_reads.is_zero()
+                        && !is_damage(&error) =>
+                {
+                    return common.try_again(alone.offset, since, error);
                 }
-                match self.pin(alone, ReadOptions::default(), common)? {
-                    Ok(pinned) => SnapshotBytes::Pinned(pinned),
-                    Err(error) if error.kind() == ErrorKind::NoMemory => return Ok(FaultAnswer::Short),
-                    Err(error) => return self.poison(at, alone, error),
-                }
-            }
+                Some(Err(error)) => return self.poison(at, alone, error),
+            },
         };
+        self.reads.remove(&alone.offset);
         common.note(alone.offset, bytes.chunks());
         let answer = self.supply(SupplyRequest::demand(fault, alone), bytes)?;
         if answer == FaultAnswer::Given {
             self.note_answer(fault, run, common);
         }
         Ok(answer)
+    }
+
+    /// Reads the page `alone` of `run`; `None` if it is on its way, and is not waited for.
+    fn read_page(
+        &mut self,
+        alone: ImagePart,
+        run: ImagePart,
+        common: &VmShared<'_>,
+    ) -> Result<Option<Result<Pinned, Error>>, PeerError> {
+        if common.snapshot.reads_may_hang() {
+            return self.poll_page(alone, run, common);
+        }
+        if run != alone {
+            // One read for all of it.
+            self.start_read(run.offset, run.bytes);
+        }
+        self.pin(alone, ReadOptions::default(), common).map(Some)
     }
 
     /// The bytes of `part`, or why they cannot be had; they are the snapshot's.
@@ -119,11 +155,23 @@ impl Vm {
         common: &VmShared<'_>,
     ) -> Result<Result<Pinned, Error>, PeerError> {
         let Source::Copied(file) = &self.source else { unreachable!("what is mapped is not copied") };
-        let pinned = file.pin_with(part.offset, part.bytes as usize, options);
-        let is_short = pinned.as_ref().is_ok_and(|pinned| (pinned.len() as u64) < part.bytes);
-        if is_short || common.snapshot.assure().is_err() {
-            return Err(PeerError::SnapshotChanged);
+        Self::checked(file.pin_with(part.offset, part.bytes as usize, options), part, common)
+    }
+
+    /// `pinned`, the bytes of `part`, if the snapshot is what it was in the beginning.
+    pub(super) fn checked(
+        pinned: Result<Pinned, Error>,
+        part: ImagePart,
+        common: &VmShared<'_>,
+    ) -> Result<Result<Pinned, Error>, PeerError> {
+        let is_other = match &pinned {
+            Ok(pinned) => (pinned.len() as u64) < part.bytes,
+            Err(error) => common.snapshot.note_failure(error),
+        };
+        if is_other {
+            return Err(common.snapshot.change().into());
         }
+        common.snapshot.assure()?;
         Ok(pinned)
     }
 
@@ -138,7 +186,7 @@ impl Vm {
         let (mut buffer, len) = (std::mem::take(&mut self.buffer), part.bytes as usize);
         buffer.resize(buffer.len().max(len), 0);
         if common.snapshot.copy_held(&mut buffer[..len], part.offset) {
-            common.snapshot.assure().map_err(|_| PeerError::SnapshotChanged)?;
+            common.snapshot.assure()?;
             return Ok(Some(SnapshotBytes::Copied { buffer, len }));
         }
         self.buffer = buffer;
@@ -210,16 +258,11 @@ impl Vm {
         space.give(range, page, |uffd, range| uffd.copy(range.start, &zeros))
     }
 
-    fn map_fault(
-        &mut self,
-        at: usize,
-        address: u64,
-        common: &VmShared<'_>,
-    ) -> Result<FaultAnswer, PeerError> {
+    fn map_fault(&mut self, fault: FaultedPage, common: &VmShared<'_>) -> Result<FaultAnswer, PeerError> {
+        let FaultedPage { at, page, .. } = fault;
         let pages = &self.spaces[at].pages;
         let unit = pages.unit();
-        let page = address & !(unit - 1);
-        let run = match pages.need(address, common.run_bytes) {
+        let run = match pages.need(page, common.run_bytes) {
             PageNeed::Supply(run) => run,
             // It was mapped. It was given back without an event, or another thread was faster.
             PageNeed::Look { address, bytes } | PageNeed::Zeros { address, bytes } => {
@@ -228,15 +271,15 @@ impl Vm {
             }
             PageNeed::Nowhere => return Ok(FaultAnswer::Stray),
         };
-        let wide = match pages.need(address, MAPPED_BYTES) {
+        let wide = match pages.need(page, MAPPED_BYTES) {
             PageNeed::Supply(wide) if common.recorder.is_none() && self.is_resident(wide) => wide,
             _ => run,
         };
-        let (fault, alone) = (FaultedPage { at, page }, run.page(page, unit));
+        let alone = run.page(page, unit);
         if run != alone && !self.is_resident(run) {
             self.start_read(run.offset, run.bytes);
         }
-        let answer = self.map(SupplyRequest::demand(fault, alone))?;
+        let answer = self.map(SupplyRequest::demand(fault, alone), common)?;
         if answer == FaultAnswer::Given {
             self.note_mapped(alone, common)?;
             self.note_answer(fault, wide, common);
@@ -258,7 +301,11 @@ impl Vm {
         Ok(())
     }
 
-    pub(super) fn map(&mut self, request: SupplyRequest) -> Result<FaultAnswer, PeerError> {
+    pub(super) fn map(
+        &mut self,
+        request: SupplyRequest,
+        common: &VmShared<'_>,
+    ) -> Result<FaultAnswer, PeerError> {
         let SupplyRequest { at, part, page, reason } = request;
         let Source::Mapped(image) = &self.source else { unreachable!("what is copied is not mapped") };
         let image = image.clone();
@@ -275,7 +322,7 @@ impl Vm {
             ControlFlow::Continue(())
         });
         if image.has_changed() || asked.is_err() {
-            return Err(PeerError::SnapshotChanged);
+            return Err(common.snapshot.change().into());
         }
         let mut found = FaultAnswer::Given;
         for range in &there {

@@ -99,6 +99,8 @@ impl QuietVm {
             replay: self.replay.as_ref(),
             fill: self.fill,
             reach_bytes: 2 * MIB,
+            retry_reads: Duration::ZERO,
+            waker: &|| Waker::noop().clone(),
             tell: &|_| (),
         };
         act(&mut self.vm, &common)
@@ -106,7 +108,8 @@ impl QuietVm {
 
     fn fault(&mut self, offset: u64, kind: FaultKind) -> FaultAnswer {
         let fault = Fault { address: self.base + offset, kind };
-        self.with(|vm, common| vm.answer(0, fault, common)).expect("it can be answered")
+        let waiting = PendingFault { fault, since: Instant::now(), awaits_read: false };
+        self.with(|vm, common| vm.answer(0, waiting, common)).expect("it can be answered")
     }
 
     fn touched(&mut self, offset: u64) {

@@ -19,7 +19,7 @@ use std::time::Instant;
 use quinion::{Cache, Image};
 
 use super::guest::touch_all;
-use super::{REPEAT, pick};
+use super::{REPEAT_OTHERS, pick};
 use crate::experiments::populate::faults_of;
 use crate::fixtures::caches::{check_warm, kept_bytes};
 use crate::fixtures::scratch::Scratch;
@@ -69,7 +69,7 @@ pub fn case(settings: &Settings) -> Case {
         })
     };
     let pairs = [(IMAGE, COPY), (IMAGE, MAP_PRIVATE), (IMAGE_CONTINUE, COPY), (IMAGE_CONTINUE, MAP_PRIVATE)];
-    pairs.into_iter().fold(case, rows).usually(REPEAT).without_warm_up()
+    pairs.into_iter().fold(case, rows).usually(REPEAT_OTHERS).without_warm_up()
 }
 
 fn alternative(scratch: &Rc<Scratch>, way: &'static str) -> Alternative {

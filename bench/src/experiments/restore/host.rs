@@ -74,6 +74,19 @@ impl Host {
         self.start_at("socket", cache, options)
     }
 
+    /// The same, of a snapshot that is open in the cache.
+    pub fn start_file(
+        &self,
+        cache: &Cache,
+        file: &File,
+        mut options: RestoreOptions,
+    ) -> Result<RunningServer, Unmeasured> {
+        options.on_failure = OnFailure::Leave;
+        let socket = self.folder.path().join("file");
+        let server = Server::start_file(cache, file, &socket, options)?;
+        Ok(RunningServer { server, socket, bytes: self.len() })
+    }
+
     /// Maps the resident image of a server into a new guest; another guest has touched all of it before. The first call
     /// fixes how the server answers faults.
     pub fn serve_resident<T>(

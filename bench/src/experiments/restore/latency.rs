@@ -17,7 +17,7 @@ use quinion_vm::RestoreOptions;
 use super::guest::{Content, ScatteredTouches, Touch, handled};
 use super::host::{Host, handing_out_the_image};
 use super::vmm::Guest;
-use super::{REPEAT, pick};
+use super::{REPEAT_OTHERS, pick};
 use crate::experiments::populate::faults_of;
 use crate::fixtures::pages::PAGE;
 use crate::fixtures::scratch::write_content;
@@ -91,7 +91,7 @@ pub fn cases(settings: &Settings) -> Vec<Case> {
     let case = case.compare("p50", SERVER, COPY).goal(goal).compare("p99", SERVER, COPY).goal(goal);
     let case = PEERS[1..].iter().fold(case, |case, (peer, _)| beside(case, SERVER, peer));
     let case = beside(beside(case, SERVER_MAPPED, CONTINUE), SERVER_MAPPED, COPY);
-    vec![beside(case, SERVER_RUN, COPY).usually(REPEAT)]
+    vec![beside(case, SERVER_RUN, COPY).usually(REPEAT_OTHERS)]
 }
 
 type Run = fn(&Stage) -> Result<Vec<f64>, Unmeasured>;

@@ -6,6 +6,7 @@
 //!   populated  it is in a file, and is copied into memory ahead: what are batched grabs worth?    `populated`
 //!   latency    how long does a guest wait that touches one absent page, anywhere?               `latency`
 //!   clones     ten machines of one image: how soon, and in how much memory?                     `clones`
+//!   remote     it is an object of a store, and the node has restored it before                  `remote`
 //! ```
 //!
 //! The guests are threads that touch memory (`guest`); the kernel treats them as a virtual machine's threads, but for
@@ -16,6 +17,7 @@ mod guest;
 mod host;
 mod latency;
 mod populated;
+mod remote;
 mod resident;
 mod snapshot;
 mod vmm;
@@ -24,8 +26,10 @@ use crate::harness::{Case, Settings};
 
 pub use clones::{JOB, work};
 
-/// A full run's repetitions: fewer than three say nothing of how steady they are.
-const REPEAT: usize = 3;
+/// A full run's repetitions of a snapshot's restore, and of what else is measured here: fewer than three say nothing of
+/// how steady they are.
+const REPEAT: usize = 5;
+const REPEAT_OTHERS: usize = 3;
 
 /// The part of a snapshot file that is in memory when it begins: nothing, or all.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,7 +41,8 @@ enum Before {
 pub fn cases(settings: &Settings) -> Vec<Case> {
     let cases = [resident::case(settings), clones::case(settings)];
     let files = snapshot::cases(settings).into_iter().chain(populated::cases(settings));
-    cases.into_iter().chain(latency::cases(settings)).chain(files).collect()
+    let cases = cases.into_iter().chain(latency::cases(settings)).chain(files);
+    cases.chain([remote::case(settings)]).collect()
 }
 
 /// A build with checks measures nothing, and only shows that all of this runs.

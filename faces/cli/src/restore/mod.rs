@@ -2,8 +2,10 @@
 //!
 //! ```text
 //!   start     cache -> record, if one is replayed -> server -> "serving ... on ..."
+//!             on a thread of its own: a signal meanwhile ends the command
 //!   meanwhile one line for each VM and each peer that was refused, on standard error
 //!             a line that moves, if that is a terminal; numbers for Prometheus, if they are asked for
+//!             another command took over by --replace: as at a signal, and its VMs go on
 //!   a signal  stop -> write what was recorded -> print the report on standard output
 //! ```
 //!
@@ -12,17 +14,20 @@
 mod metrics;
 mod ready;
 
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use quinion_vm::{
     Event, FaultRecord, FaultRecordError, Fill, ImageIdentity, OnFailure, RestoreOptions, RestoreStats,
-    Server, identify_layers,
+    Server, SocketMode, SocketOwner, identify_layers,
 };
 
+use crate::other_program::is_url;
 use crate::report::{Form, Report, Value};
 use crate::size::{self, Size};
 use crate::{EXIT_FAILED, build_cache, complain};
@@ -30,6 +35,10 @@ use metrics::{Metrics, MetricsTarget};
 use quinion_cli::sys::EndSignals;
 
 const TICK: Duration = Duration::from_secs(1);
+/// How often a signal is looked for while the server starts.
+const SIGNAL_CHECK: Duration = Duration::from_millis(50);
+/// How long a server that was replaced may take to end, and to let go of the address of its metrics.
+const METRICS_WAIT: Duration = Duration::from_secs(10);
 
 const MORE: &str = r#"How to use it:
   quinion restore --snapshot memory.bin --socket /run/vm.sock
@@ -38,9 +47,16 @@ const MORE: &str = r#"How to use it:
       Many VMs may be started from one server: they share what the cache has of the file.
   quinion restore --snapshot base.mem --diff monday.mem --diff tuesday.mem --socket /run/vm.sock
       A snapshot in layers: a base, and the diffs above it, the oldest first.
+  quinion restore --snapshot monday.pack --socket /run/vm.sock
+      A snapshot in compressed chunks, as `quinion pack` writes it. Packs that it refers to lie beside it.
   quinion restore ... --record boot.record     run a VM for a while, then end this command
   quinion restore ... --replay boot.record     the next VMs find these pages before they ask for them
   quinion restore ... --fill all              VMs get all of their memory, from its beginning, while they run
+  quinion restore ... --replace               take over from the command that serves this snapshot at this socket
+
+A snapshot that is an object of a store is served by the program that has stores, whose cache and
+disk tier its pages go through:
+  quinion serve --store s3://bucket --restore s3://bucket/vm.mem=/run/vm.sock
 
 What is recorded is each page that a VM touched, in the order of the first touch. VMs are slower
 meanwhile: each page is a fault. With --replay as well, the new record begins with the pages of the
@@ -66,15 +82,30 @@ change becomes another, or a part of it cannot be read and the kernel cannot tel
 
 Ending: SIGINT, SIGTERM or SIGHUP. VMs that are still there are killed then, or left, by
 --on-failure: memory that they have not touched exists only here. The socket is removed, and the
-report printed on standard output. What happens meanwhile is on standard error, a line for each VM.
+report printed on standard output; while the snapshot and its record are being read, the command
+ends at once, without a report (with --replace when they have been read; it takes over nothing). What happens
+meanwhile is on standard error, a line for each VM.
 
 If this command is killed itself (SIGKILL, or for want of memory) it cannot end its VMs. Each hangs
 at the first page that it has not got, for Firecracker keeps the userfaultfd open and does not
 watch the connection. So the VMs have to be ended by what supervises them, when the process of
 this command ends: with systemd, BindsTo= and After= the unit of this command in the units of the
 VMs; elsewhere, kill them when waitpid or a pidfd reports its end. A new server can serve new VMs
-at once, and none of the old ones. A unit comes with Quinion's package, quinion-restore.service:
-the command tells systemd when VMs may connect (Type=notify).
+at once, and none of the old ones: only a server that runs can hand them over. A unit comes with
+Quinion's package, quinion-restore.service: the command tells systemd when VMs may connect
+(Type=notify).
+
+Taking over: --replace has the command that runs hand over its VMs, with what each has given back,
+moved or got so far, and the socket; then it ends with its report. Both have to be of one user, and
+of one version of this protocol, and to name the same files; options may differ. VMs wait in their
+faults meanwhile. Both write their records: the new one begins with what the old one had noted, so
+give both the same --record. A VM that has mapped the memory of --minor cannot be handed over; then
+none is. If the new command dies or refuses before it has all, the old one goes on; if it dies
+before it serves them, the old one gives them up. If the old one is killed in the middle of it, the
+new one serves the VMs that it has as a whole, kills the others that it knows, and says how many
+there were. The new command asks at a second socket beside the first, whose name ends in .takeover
+and which only your own user can use. VMs that systemd has bound to the unit of the old command
+(BindsTo=) end with that unit.
 
 Own protocol of --minor: send {"quinion_restore":1,"want":"image"}; the answer says size
 and page_size, and comes with a descriptor. Map that privately, touch none of it, and send
@@ -88,7 +119,7 @@ written; 2 the command line is wrong."#;
 #[derive(clap::Args, Debug)]
 #[command(after_long_help = MORE)]
 pub struct Arguments {
-    /// The file with the VMs' memory.
+    /// The file with the VMs' memory, or a pack of it.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     snapshot: PathBuf,
     /// A diff above the snapshot, as Firecracker writes it: its data are the pages that changed, its holes show what
@@ -100,11 +131,11 @@ pub struct Arguments {
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
     /// Permissions of the socket, octal: a process needs write permission to connect.
-    #[arg(long, value_name = "MODE", default_value = "600", value_parser = mode)]
-    socket_mode: u32,
+    #[arg(long, value_name = "MODE", default_value = "600")]
+    socket_mode: SocketMode,
     /// Give the socket to this user, or to this user and group, by their numbers.
-    #[arg(long, value_name = "UID[:GID]", value_parser = owner)]
-    socket_owner: Option<(u32, Option<u32>)>,
+    #[arg(long, value_name = "UID[:GID]")]
+    socket_owner: Option<SocketOwner>,
     /// Memory the cache may use in all, such as 256M, 1.5G or 25%; at least 16M, and a quarter of the
     /// machine's if not given. The VMs' own memory is not in it.
     #[arg(long, value_name = "SIZE")]
@@ -136,26 +167,14 @@ pub struct Arguments {
     /// VMs at a time.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65536))]
     vms_max: u32,
+    /// Take over the VMs of a `quinion restore` that serves this very snapshot at this socket, and the socket: that
+    /// command then ends. No fault is lost; if it cannot be, that command goes on, and this one says why. Without such
+    /// a command this changes nothing. The socket keeps its permissions and its owner.
+    #[arg(long)]
+    replace: bool,
     /// Print the report as one line of JSON.
     #[arg(long)]
     json: bool,
-}
-
-fn mode(text: &str) -> Result<u32, String> {
-    let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
-    mode.ok_or_else(|| "give permissions in octal, such as 660".to_owned())
-}
-
-fn owner(text: &str) -> Result<(u32, Option<u32>), String> {
-    let (user, group) = match text.split_once(':') {
-        Some((user, group)) => (user.parse().ok(), Some(group.parse().ok())),
-        None => (text.parse().ok(), None),
-    };
-    match (user, group) {
-        (Some(user), None) => Ok((user, None)),
-        (Some(user), Some(Some(group))) => Ok((user, Some(group))),
-        _ => Err("give numbers, such as 1000 or 1000:1000".to_owned()),
-    }
 }
 
 /// As [`OnFailure`], for the command line.
@@ -181,21 +200,29 @@ enum FillChoice {
 }
 
 pub fn main(arguments: Arguments) -> ExitCode {
-    match restore(&arguments) {
+    match restore(&Arc::new(arguments)) {
         Ok(code) => code,
         Err(wrong) => complain(&wrong),
     }
 }
 
-fn restore(arguments: &Arguments) -> Result<ExitCode, String> {
+fn restore(arguments: &Arc<Arguments>) -> Result<ExitCode, String> {
+    check_files(arguments)?;
     // Before there are threads, so that none of them gets the signals.
     let ending = EndSignals::listen().map_err(|error| {
         format!("cannot wait for signals: {error}; allow this process more descriptors (ulimit -n)")
     })?;
-    arguments.record.as_deref().map_or(Ok(()), check_record)?;
-    let metrics = arguments.metrics.as_ref().map(Metrics::start).transpose()?;
+    if let Some(path) = &arguments.record {
+        let remedy = "name a file in a folder that you may write to";
+        let told = |error| named(path, &format_args!("{error}; {remedy}"));
+        FaultRecord::check_target(path).map_err(told)?;
+    }
+    // A server that takes over has the address of its metrics when the other has ended.
+    let start_metrics = || arguments.metrics.as_ref().map(Metrics::start).transpose();
+    let early = if arguments.replace { None } else { start_metrics()? };
     let bar = bar();
-    let server = start(arguments, &bar)?;
+    let Some(server) = start_unless_ended(arguments, &ending, &bar)? else { return Ok(ExitCode::SUCCESS) };
+    let metrics = if arguments.replace { late(start_metrics, &bar) } else { early };
     let (snapshot, socket) = (shown_layers(arguments), arguments.socket.display());
     let bytes = size::shown(server.image().bytes);
     say(&bar, &format!("serving {snapshot} ({bytes}) on {socket}"));
@@ -209,9 +236,10 @@ fn restore(arguments: &Arguments) -> Result<ExitCode, String> {
     // It takes a moment to end the VMs and to write the record.
     let _ = ready::tell("STOPPING=1");
     bar.finish_and_clear();
-    let record = server.record();
+    let (record, is_replaced) = (server.record(), server.is_replaced());
     let stats = server.stop();
-    if let Some(metrics) = &metrics {
+    // Of a server that was replaced, the file is the other's by now.
+    if let (Some(metrics), false) = (&metrics, is_replaced) {
         metrics.keep(&stats);
     }
     let written = record
@@ -231,6 +259,21 @@ fn restore(arguments: &Arguments) -> Result<ExitCode, String> {
     }
 }
 
+/// The metrics of a server that has VMs by now: without them it goes on. The other may take a moment to end.
+fn late(start: impl Fn() -> Result<Option<Metrics>, String>, bar: &ProgressBar) -> Option<Metrics> {
+    let until = Instant::now() + METRICS_WAIT;
+    loop {
+        match start() {
+            Ok(metrics) => return metrics,
+            Err(_) if Instant::now() < until => std::thread::sleep(SIGNAL_CHECK),
+            Err(wrong) => {
+                say(bar, &format!("{wrong}; the VMs are served without metrics"));
+                return None;
+            }
+        }
+    }
+}
+
 fn shown_layers(arguments: &Arguments) -> String {
     let base = arguments.snapshot.display();
     match arguments.diff.len() {
@@ -244,26 +287,65 @@ fn named(path: &Path, error: &dyn std::fmt::Display) -> String {
     format!("{}: {error}", path.display())
 }
 
-/// Checks now that the record can be written at the end.
-fn check_record(path: &Path) -> Result<(), String> {
-    let told = |error: std::io::Error| {
-        named(
-            path,
-            &format_args!(
-                "the record cannot be written: {error}; name a file in a folder that you may write to"
-            ),
-        )
+/// Checks that no layer is the URL of an object, for which this command has no store.
+fn check_files(arguments: &Arguments) -> Result<(), String> {
+    let Some(url) = std::iter::once(&arguments.snapshot).chain(&arguments.diff).find(|path| is_url(path))
+    else {
+        return Ok(());
     };
-    if path.is_dir() {
-        return Err(told(std::io::ErrorKind::IsADirectory.into()));
-    }
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}.new", std::process::id()));
-    let beside = path.with_file_name(name);
-    std::fs::File::create(&beside).and_then(|_| std::fs::remove_file(&beside)).map_err(told)
+    let (url, socket) = (url.display(), arguments.socket.display());
+    Err(format!(
+        "cannot serve {url} by this command, which reads files; `quinion serve` has stores and serves objects: \
+         quinion serve --store {} --restore {url}={socket}",
+        store_of(&url.to_string())
+    ))
 }
 
-fn start(arguments: &Arguments, bar: &ProgressBar) -> Result<Server, String> {
+/// The prefix of the store that an object's URL most likely has: scheme and bucket, or host.
+fn store_of(url: &str) -> &str {
+    let begin = url.find("://").map_or(0, |at| at + 3);
+    url[begin..].find('/').map_or(url, |len| &url[..begin + len])
+}
+
+/// Starts the server on a thread of its own; `None` if a signal came before it served. That thread may wait for a
+/// device or a pipe for long, and the process ends without it; but one that may have taken over VMs by then is waited
+/// for: it takes none after the signal.
+fn start_unless_ended(
+    arguments: &Arc<Arguments>,
+    ending: &EndSignals,
+    bar: &ProgressBar,
+) -> Result<Option<Server>, String> {
+    let (sender, receiver) = channel();
+    let replaces = arguments.replace;
+    let (arguments, bar) = (Arc::clone(arguments), bar.clone());
+    let signals = ending.as_fd().try_clone_to_owned();
+    let signals =
+        signals.map_err(|error| format!("cannot wait for signals: {error}; allow more open files"))?;
+    let run = move || {
+        // If nothing receives it any more, the server ends here.
+        let _ = sender.send(start(&arguments, Arc::new(signals), &bar));
+    };
+    let thread = std::thread::Builder::new().name("quinion-start".to_owned()).spawn(run);
+    thread
+        .map_err(|error| format!("cannot start a thread: {error}; allow this process some threads more"))?;
+    loop {
+        match receiver.recv_timeout(SIGNAL_CHECK) {
+            Ok(Err(_)) if metrics::wait(ending, None, Duration::ZERO) => return Ok(None),
+            Ok(started) => return started.map(Some),
+            Err(RecvTimeoutError::Timeout) if !replaces && metrics::wait(ending, None, Duration::ZERO) => {
+                return Ok(None);
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(
+                    "the thread that starts the server panicked; see its message, and report it".into()
+                );
+            }
+        }
+    }
+}
+
+fn start(arguments: &Arguments, signals: Arc<OwnedFd>, bar: &ProgressBar) -> Result<Server, String> {
     let cache = build_cache(arguments.memory)?;
     let layers: Vec<PathBuf> = std::iter::once(&arguments.snapshot).chain(&arguments.diff).cloned().collect();
     let mut options = RestoreOptions::new();
@@ -281,8 +363,10 @@ fn start(arguments: &Arguments, bar: &ProgressBar) -> Result<Server, String> {
     }
     options.vms_max = arguments.vms_max as usize;
     options.minor = arguments.minor;
-    options.socket_mode = arguments.socket_mode;
-    if let Some((user, group)) = arguments.socket_owner {
+    options.replace = arguments.replace;
+    options.ending = Some(signals);
+    options.socket_mode = arguments.socket_mode.0;
+    if let Some(SocketOwner { user, group }) = arguments.socket_owner {
         (options.socket_owner, options.socket_group) = (Some(user), group);
     }
     options.record = arguments.record.is_some();
@@ -291,7 +375,7 @@ fn start(arguments: &Arguments, bar: &ProgressBar) -> Result<Server, String> {
         Failure::Leave => OnFailure::Leave,
     };
     let bar = bar.clone();
-    options.observer = Some(Arc::new(move |event: &Event| say(&bar, &told(event))));
+    options.observer = Some(Arc::new(move |event: &Event| say(&bar, &event.to_string())));
     Server::start_layers(&cache, &layers, &arguments.socket, options)
         .map_err(|error| no_room(arguments, &cache).unwrap_or_else(|| error.to_string()))
 }
@@ -312,38 +396,24 @@ fn no_room(arguments: &Arguments, cache: &quinion::Cache) -> Option<String> {
 
 /// The record at `path`, as far as it is of use for `image`; prints which part is not.
 fn record_of(path: &Path, image: ImageIdentity, bar: &ProgressBar) -> Result<Option<FaultRecord>, String> {
-    let record = match FaultRecord::read(path, image) {
-        Ok(record) => record,
-        Err(FaultRecordError::Read(error)) => {
-            let remedy = "name a file that `--record` has written, or leave out --replay";
-            return Err(format!("cannot read the record {}: {error}; {remedy}", path.display()));
+    let remedy = "name a file that `--record` has written, or leave out --replay";
+    let read = FaultRecord::for_replay(path, image).map_err(|error| match error {
+        FaultRecordError::Read(error) => {
+            format!("cannot read the record {}: {error}; {remedy}", path.display())
         }
-        Err(error) => {
-            say(bar, &named(path, &format_args!("{error}. It is ignored")));
-            return Ok(None);
-        }
-    };
-    let (lost, left) = (record.lost_pages(), record.pages());
-    if lost > 0 {
-        let what =
-            format_args!("parts of the record are damaged: {lost} pages are lost, and {left} are replayed");
-        say(bar, &named(path, &what));
-    }
-    if record.image() != image {
-        let (theirs, ours) = (record.image().bytes, image.bytes);
-        let what = format_args!(
-            "the record is of another snapshot ({theirs} bytes, this one has {ours}, or other contents): \
-             pages that differ are ignored"
-        );
-        say(bar, &named(path, &what));
-    }
-    Ok(Some(record))
+        error => named(path, &error),
+    })?;
+    read.remarks.iter().for_each(|remark| say(bar, remark));
+    Ok(read.record)
 }
 
-/// Serves until a signal asks this process to end.
+/// Serves until a signal asks this process to end, or another server has taken over.
 fn watch(server: &Server, ending: &EndSignals, metrics: Option<&Metrics>, bar: &ProgressBar) {
     loop {
         if metrics::wait(ending, metrics, TICK) {
+            return;
+        }
+        if server.is_replaced() {
             return;
         }
         let stats = server.stats();
@@ -373,44 +443,14 @@ fn say(bar: &ProgressBar, text: &str) {
     bar.suspend(|| crate::complain_only(&text));
 }
 
-fn told(event: &Event) -> String {
-    let killed = |killed: bool| if killed { "its process was killed" } else { "its process was left" };
-    match event {
-        Event::Begun { vm, process, bytes } => {
-            format!("vm {vm} (process {process}): serving {}", size::shown(*bytes))
-        }
-        Event::SnapshotLarger { vm, process, used_bytes, image_bytes } => format!(
-            "vm {vm} (process {process}) uses the first {} of the snapshot, which has {}: \
-             is it the snapshot of this VM?",
-            size::shown(*used_bytes),
-            size::shown(*image_bytes)
-        ),
-        Event::Refused { process, why } => format!("process {process} was refused: {why}"),
-        Event::GivenUp { vm, process, why, killed: was } => {
-            format!("vm {vm} (process {process}) was given up: {why}; {}", killed(*was))
-        }
-        Event::Ended { vm, process, counters } => {
-            let supplied = size::shown(counters.demand_bytes + counters.ahead_bytes);
-            format!("vm {vm} (process {process}) has ended: {} faults, {supplied} supplied", counters.faults)
-        }
-        Event::Dropped { vm, process, killed: was } => {
-            format!("vm {vm} (process {process}) was still there at the end: {}", killed(*was))
-        }
-        Event::ReplayStale { differing, compared } => format!(
-            "the record is stale: of {compared} pages compared {differing} differ; the rest of it is ignored; \
-             record again"
-        ),
-        Event::CannotAccept(error) => format!("cannot accept connections for a moment: {error}"),
-        other => format!("{other:?}"),
-    }
-}
-
 fn report(stats: &RestoreStats, record: Option<&FaultRecord>, form: Form) -> Report {
     let counters = &stats.counters;
     let quantile = |share| counters.latency.quantile(share).map_or(Value::Unknown, Value::Number);
     let mut report = Report::new();
     report.add("image_bytes", "image", Value::Bytes(stats.image_bytes));
     report.add("vms", "VMs served", Value::Number(stats.vms_total));
+    report.add("vms_taken_over", "VMs taken over", Value::Number(stats.vms_taken_over));
+    report.add("vms_handed_over", "VMs handed over", Value::Number(stats.vms_handed_over));
     report.add("vms_given_up", "VMs given up", Value::Number(stats.vms_given_up));
     report.add("peers_refused", "peers refused", Value::Number(stats.peers_refused));
     report.add("faults", "faults", Value::Number(counters.faults));
@@ -437,6 +477,13 @@ fn report(stats: &RestoreStats, record: Option<&FaultRecord>, form: Form) -> Rep
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_store_of_a_url_is_its_bucket_or_host() {
+        assert_eq!(store_of("s3://bucket/a/b"), "s3://bucket");
+        assert_eq!(store_of("https://host:1/a"), "https://host:1");
+        assert_eq!(store_of("gs://bucket"), "gs://bucket");
+    }
 
     #[test]
     fn the_report_has_the_counts_of_the_server() {

@@ -13,7 +13,6 @@ use std::slice::from_ref;
 
 use proptest::prelude::*;
 use quinion::Cache;
-use quinion::backend::Backend;
 use tempfile::TempDir;
 
 use super::*;
@@ -261,20 +260,22 @@ fn a_change_of_any_layer_is_seen_by_the_snapshot_and_by_its_attributes() {
         let folder = Folder::all().remove(0);
         let paths = folder.write(&[base(), LayerPages::from([(3, 7)]), LayerPages::from([(4, 8)])]);
         let snapshot = Snapshot::open_layers(&cache, &paths).expect("layers");
-        let layers = Arc::clone(snapshot.layers.as_ref().expect("layers"));
+        let (layers, opened) = (snapshot.assembled.as_ref().expect("layers"), Layers::open(&paths));
+        let opened = opened.expect("layers");
         let before = layers.attributes().expect("they are there");
         assert_eq!(snapshot.assure(), Ok(()));
         let file = fs::OpenOptions::new().write(true).open(&paths[changed]).expect("it is ours");
         // A hole that is filled is a change like another.
         file.write_all_at(b"x", 50 * PAGE).expect("inside");
-        assert_eq!(snapshot.assure(), Err(SnapshotChanged), "layer {changed}");
+        let named = SnapshotChanged(paths[changed].display().to_string());
+        assert_eq!(snapshot.assure(), Err(named), "layer {changed}");
         assert_ne!(layers.attributes().expect("they are there").version, before.version);
         assert_eq!(layers.attributes().expect("they are there").identity, before.identity);
         file.set_len(PAGE).expect("it is ours");
         let mut buffer = vec![0; 3 * PAGE_SIZE];
-        let read = layers.source().read_at(&mut buffer, 2 * PAGE);
+        let read = opened.read_at(&mut buffer, 2 * PAGE);
         assert!(read.is_err() || snapshot.assure().is_err(), "a layer that was cut supplies nothing");
-        let cut = layers.source().read_at(&mut vec![0; PAGE_SIZE], [60, 3, 4][changed] * PAGE);
+        let cut = opened.read_at(&mut vec![0; PAGE_SIZE], [60, 3, 4][changed] * PAGE);
         let said = cut.expect_err("these bytes were cut off").to_string();
         assert!(said.contains("was cut while it was served"), "{said}");
     }

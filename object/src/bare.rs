@@ -4,7 +4,7 @@
 //! and ranges of one call may be of several versions. Here:
 //!
 //!  1. A body has the bytes of its range, all of them and no more, or ends with an error.
-//!  2. The ranges of one call are of one version.
+//!  2. The ranges of one call are of one version. If nothing tells versions apart, they come by one GET.
 
 use std::ops::Range;
 
@@ -15,6 +15,7 @@ use object_store::{
     Result as StoreResult, path::Path,
 };
 
+use crate::error::Error;
 use crate::version;
 
 /// How often ranges far from each other are asked for whose object is replaced each time.
@@ -50,10 +51,33 @@ pub async fn get_ranges(
             (Err(StoreError::Precondition { .. }), Some(span)) => {
                 return ranges_of_span(store, path, ranges, span).await;
             }
-            (Err(StoreError::Precondition { .. }), None) if attempts < CHANGES_MAX => attempts += 1,
+            (Err(StoreError::Precondition { source, .. }), None)
+                if attempts < CHANGES_MAX && !source.is::<Error>() =>
+            {
+                attempts += 1;
+            }
             (answer, _) => return answer,
         }
     }
+}
+
+/// The bytes of `range` of the very version that `known` tells of.
+///
+/// # Errors
+/// Those of the store; [`StoreError::Precondition`]: the object is of another version.
+pub async fn get_of_version(
+    store: &dyn ObjectStore,
+    known: &ObjectMeta,
+    range: &Range<u64>,
+) -> StoreResult<Bytes> {
+    let path = &known.location;
+    let (found, bytes) = range_of(store, path, version::conditions(known), range).await?;
+    // The time as well: a store in memory begins its ETags anew, and `known` may be of the one before.
+    if version::is_same(known, &found) && known.last_modified == found.last_modified {
+        return Ok(bytes);
+    }
+    let source = format!("it is {} by now", version::describe(&found)).into();
+    Err(StoreError::Precondition { path: path.to_string(), source })
 }
 
 fn span_of(ranges: &[Range<u64>]) -> Option<Range<u64>> {
@@ -87,6 +111,11 @@ async fn ranges_at_once(
 ) -> StoreResult<Vec<Bytes>> {
     let Some((first, rest)) = ranges.split_first() else { return Ok(Vec::new()) };
     let (known, first) = range_of(store, path, GetOptions::new(), first).await?;
+    if version::is_untold(&known) && !rest.is_empty() {
+        // By another GET they could be of another version, however often they are asked for.
+        let source = Error::Unversioned(path.clone()).into();
+        return Err(StoreError::Precondition { path: path.to_string(), source });
+    }
     let known = &known;
     let rest = stream::iter(rest.to_vec()).map(|range| async move {
         let (meta, bytes) = range_of(store, path, version::conditions(known), &range).await?;

@@ -14,7 +14,8 @@
 //!
 //! Invariants:
 //!  1. The parts that a backend keeps alive (the threads that fetch, the metadata) keep no cache alive.
-//!  2. Whichever version an open takes, all bytes of its handle are of that one: each GET has the condition.
+//!  2. An object whose versions cannot be told apart has no backend (`version.rs`).
+//!  3. Whichever version an open takes, all bytes of its handle are of that one: each GET has the condition.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -27,6 +28,7 @@ use object_store::{
     path::Path,
 };
 use quinion::backend::Identity;
+use quinion::internals::sys::fork::ForkGuard;
 use quinion::internals::units::{FILE_BYTES_MAX, Order};
 use quinion::{Cache, Coherence, OpenOptions};
 use tokio::time::Instant;
@@ -63,6 +65,7 @@ struct Shared {
     backends: Mutex<Registry>,
     opened: Condvar,
     known: Arc<MetadataCache<KnownVersion>>,
+    process: ForkGuard,
 }
 
 #[derive(Default)]
@@ -135,6 +138,8 @@ struct StoreAnswer {
 impl Shared {
     fn note(&self, path: &Path, StoreAnswer { answer, question }: StoreAnswer) -> Result<GetResult> {
         match &answer {
+            // The next open asks again: its file may tell versions apart then.
+            Ok(result) if version::is_untold(&result.meta) => drop(self.known.forget(path)),
             Ok(result) => {
                 let version =
                     KnownVersion { meta: result.meta.clone(), attributes: result.attributes.clone() };
@@ -182,7 +187,8 @@ impl ObjectCache {
         let fetcher = Arc::new(FetcherSlot::new(fetcher));
         let (backends, opened) = (Mutex::default(), Condvar::new());
         let known = Arc::new(MetadataCache::new(Freshness::Always));
-        let shared = Shared { cache, fetcher, store_name, backends, opened, known };
+        let process = ForkGuard::new();
+        let shared = Shared { cache, fetcher, store_name, backends, opened, known, process };
         Ok(Self { shared: Arc::new(shared), freshness: None })
     }
 
@@ -240,7 +246,8 @@ impl ObjectCache {
     /// May be called on any thread; in a task of an async runtime, use [`ObjectCache::open_async`].
     ///
     /// # Errors
-    /// [`Error::Open`]: there is no such object, or the store could not be asked; [`Error::Cache`].
+    /// [`Error::Open`]: there is no such object, or the store could not be asked; [`Error::Unversioned`]: nothing tells
+    /// its versions apart; [`Error::Cache`]; [`Error::Ended`]: in a forked child.
     pub fn open(&self, path: &Path) -> Result<ObjectFile> {
         self.open_with_attributes(path).map(|(file, _)| file)
     }
@@ -250,6 +257,7 @@ impl ObjectCache {
     /// # Errors
     /// As [`ObjectCache::open`].
     pub fn open_with_attributes(&self, path: &Path) -> Result<(ObjectFile, Attributes)> {
+        self.check_process(path)?;
         if let Some(version) = self.fresh(path) {
             return self.open_fresh(version);
         }
@@ -273,6 +281,7 @@ impl ObjectCache {
     /// # Errors
     /// As [`ObjectCache::open`].
     pub fn open_first(&self, path: &Path, len: u64) -> Result<(ObjectFile, Attributes)> {
+        self.check_process(path)?;
         if let Some(version) = self.fresh(path) {
             return self.open_fresh(version);
         }
@@ -308,6 +317,7 @@ impl ObjectCache {
     /// # Errors
     /// As [`ObjectCache::open`].
     pub async fn open_async(&self, path: &Path) -> Result<ObjectFile> {
+        self.check_process(path)?;
         if let Some(version) = self.fresh(path) {
             return self.open_fresh(version).map(|(file, _)| file);
         }
@@ -356,21 +366,34 @@ impl ObjectCache {
     /// there shows with the first read of bytes that are not cached.
     ///
     /// # Errors
-    /// [`Error::Cache`], [`Error::TooLarge`].
+    /// [`Error::Cache`], [`Error::TooLarge`], [`Error::Unversioned`].
     pub fn open_known(&self, meta: ObjectMeta) -> Result<ObjectFile> {
         let file = self.open_version(meta)?;
         file.confirm();
         Ok(file)
     }
 
+    /// Before anything is locked: a thread that a forked child does not have may have locked it.
+    pub(crate) fn check_process(&self, path: &Path) -> Result<()> {
+        if self.is_forked() { Err(Error::Ended(path.clone())) } else { Ok(()) }
+    }
+
+    pub(crate) fn is_forked(&self) -> bool {
+        self.shared.process.is_forked()
+    }
+
     fn open_version(&self, meta: ObjectMeta) -> Result<ObjectFile> {
+        self.check_process(&meta.location)?;
         let Shared { cache, fetcher: slot, store_name, known, .. } = &*self.shared;
         let fetcher = slot.get();
         if meta.size > FILE_BYTES_MAX {
             return Err(Error::TooLarge { path: meta.location, size: meta.size });
         }
+        if version::is_untold(&meta) {
+            return Err(Error::Unversioned(meta.location));
+        }
         // A store without a name of its own may have another number in the next process.
-        let lasts = fetcher.options.store_name.is_some();
+        let lasts = fetcher.options.store_name.is_some() && !fetcher.options.etags_are_times;
         let names = version::names(store_name, lasts, &meta);
         let meta = Arc::new(meta);
         let new = || ObjectBackend::new(Arc::clone(slot), Arc::clone(&meta), names, Arc::clone(known));

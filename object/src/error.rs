@@ -2,6 +2,9 @@
 //!
 //! A fetch fails on the network's threads, away from its readers: so a [`FetchError`] is shared, travels through the
 //! cache as the cause of an [`io::Error`], and is found again by [`Error::of_read`].
+//!
+//! Of a store's answer their texts, also those for debugging, have the reason alone (`store_text.rs`). The whole of it
+//! is in their sources.
 
 use std::fmt;
 use std::io;
@@ -11,11 +14,13 @@ use std::time::Duration;
 
 use object_store::path::Path;
 
+use crate::store_text::shown_of;
+
 /// The result of this crate's calls.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// An error of an object.
-#[derive(Debug, thiserror::Error)]
+/// An error of an object. Its text has of the store's answer the reason alone; its source has all of it.
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The options cannot be used.
@@ -25,7 +30,7 @@ pub enum Error {
     #[error("cannot start the threads that fetch: {0}; allow this process some threads more")]
     Runtime(#[source] io::Error),
     /// The store does not tell what the object is.
-    #[error("cannot open the object {path}: {source}")]
+    #[error("cannot open the object {path}: {}", shown_of(source))]
     Open {
         /// Which object.
         path: Path,
@@ -46,6 +51,12 @@ pub enum Error {
         /// The size that the store reports.
         size: u64,
     },
+    /// The store tells neither an ETag, nor a version id, nor a time of change: bytes of two versions would be mixed.
+    #[error(
+        "cannot cache the object {0}: its store tells neither an ETag nor when it changed (Last-Modified), so bytes of \
+         two versions could not be told apart; configure the server to send one of them"
+    )]
+    Unversioned(Path),
     /// The range is not one of the object's.
     #[error(
         "cannot read bytes {} to {} of {path}: the object has {size} bytes; ask for a range inside it",
@@ -72,6 +83,19 @@ pub enum Error {
         "there are no threads to fetch the object {0}, as this process was forked; build a cache after the fork"
     )]
     Ended(Path),
+}
+
+// A panic's message and many logs have these.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Debug for FetchFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl Error {
@@ -119,7 +143,7 @@ pub(crate) struct FetchReport {
 }
 
 /// The failure of the last GET of a fetch.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum FetchFailure {
     /// The object has another version than when it was opened.
@@ -134,7 +158,7 @@ pub enum FetchFailure {
     #[error("it was deleted since it was opened; what is cached of it can still be read")]
     Deleted,
     /// The store refused, or could not be reached.
-    #[error("the store said: {0}")]
+    #[error("the store said: {}", shown_of(.0))]
     Store(#[source] object_store::Error),
     /// The body ended early.
     #[error("the body ended after {got} of {asked} bytes; the connection or the store is at fault")]
@@ -217,7 +241,7 @@ impl fmt::Display for FetchError {
 
 impl fmt::Debug for FetchError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{self} ({:?})", self.0.failure)
+        fmt::Display::fmt(self, f)
     }
 }
 
@@ -253,5 +277,37 @@ impl From<Error> for object_store::Error {
             },
             error => generic(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 1. A store refuses an open, or a fetch, with a document that has a token.
+    /// 2. The text of the error, which clients of a server and logs have, had all of it.
+    #[test]
+    fn errors_have_the_reason_of_a_stores_answer_and_no_more() {
+        let body = "<Error><Code>Denied</Code><StringToSign>TOKEN</StringToSign></Error>";
+        let text = format!("Server returned non-2xx status code: 403 Forbidden: {body}");
+        let refused = || object_store::Error::Generic { store: "S3", source: text.clone().into() };
+        let path = Path::from("a");
+        let failure = FetchFailure::Store(refused());
+        let fetch =
+            FetchReport { path: path.clone(), range: 0..9, attempts: 3, elapsed: Duration::ZERO, failure };
+        let fetch = FetchError::new(fetch);
+        let fetched = format!("{fetch}");
+        assert_eq!(
+            fetched,
+            "cannot fetch bytes 0 to 9 of a: the store said: Generic S3 error: the answer was 403 Forbidden: \
+             Denied (after 3 GETs in 0 ms)"
+        );
+        let open = Error::Open { path, source: refused() };
+        let failure = format!("{:?} {fetch:?}", fetch.failure());
+        for shown in [fetched, failure, format!("{open} {open:?}"), format!("{:?}", Error::Fetch(fetch))] {
+            assert!(shown.contains("Denied") && !shown.contains("TOKEN"), "{shown}");
+        }
+        let source = std::error::Error::source(&open).unwrap().to_string();
+        assert!(source.contains("TOKEN"), "a program can have all of it: {source}");
     }
 }

@@ -18,7 +18,8 @@
 //! that same caller's wait. None of them waits for a fill.
 //!
 //! Invariants:
-//!  1. A byte goes into a fill only from an answer that said to be of the version that was opened.
+//!  1. A byte goes into a fill only from an answer that said to be of the version that was opened; of a file of a
+//!     folder, once that has been found true after the bytes were read.
 //!  2. No turn is held during a pause.
 //!  3. No attempt and no pause outlasts the deadline. Until a fetch has its turn, its time begins anew with each byte
 //!     that the store brings to others: a long queue is no failure, and a dead store fails all that wait for it.
@@ -31,11 +32,15 @@ use std::panic::AssertUnwindSafe;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use bytes::Bytes;
 use futures_util::future::{Either, select};
 use futures_util::{FutureExt, StreamExt};
-use object_store::{Error as StoreError, GetOptions, GetResult, ObjectMeta, ObjectStore, path::Path};
+use object_store::{
+    Error as StoreError, GetOptions, GetResult, GetResultPayload, ObjectMeta, ObjectStore, ObjectStoreExt,
+    path::Path,
+};
 use quinion::backend::Fill;
 use quinion::internals::units::PAGE_SIZE;
 use tokio::runtime::{Builder, Runtime};
@@ -49,6 +54,9 @@ use crate::retry::{Backoff, is_transient};
 use crate::retry_after::{Advice, RetryAdvice};
 use crate::stats::{Counters, add};
 use crate::version;
+
+/// Longer than a step of the clock that file systems take their times from.
+const FILE_TIME_SETTLING: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
 pub(crate) struct Fetcher {
@@ -296,7 +304,11 @@ impl Fetcher {
         if result.range != asked && !is_answered {
             return Err(FetchFailure::OtherRange(result.range));
         }
-        self.receive(meta, delivery, result).await?;
+        match &result.payload {
+            GetResultPayload::Stream(_) => self.receive(meta, delivery, result).await?,
+            #[allow(unreachable_patterns, reason = "stores of folders are a feature of `object_store`")]
+            _ => self.receive_file(meta, delivery, result).await?,
+        }
         let (got, asked) = (delivery.at - asked.start, asked.end - asked.start);
         if got < asked { Err(FetchFailure::Short { got, asked }) } else { Ok(()) }
     }
@@ -364,14 +376,63 @@ impl Fetcher {
             let chunk =
                 timeout(stall_max, body.next()).await.map_err(|_| FetchFailure::Stalled(stall_max))?;
             let Some(chunk) = chunk else { break };
-            let mut chunk = chunk.map_err(|error| of_store(meta, error))?;
-            // Bytes behind the range that the answer announced belong to no request.
-            chunk.truncate(usize::try_from(end - delivery.at).unwrap_or(usize::MAX));
-            self.last_byte.store(self.begun.elapsed().as_micros() as u64, Ordering::Relaxed);
-            add(&self.counters.bytes, chunk.len() as u64);
-            add(&self.counters.gap_bytes, delivery.accept(&chunk));
+            self.deliver(delivery, chunk.map_err(|error| of_store(meta, error))?, end);
         }
         Ok(())
+    }
+
+    /// The same of a file of a folder, which programs may write to in place. The store says how the file was when it
+    /// opened it, and reads its bytes later; it gives empty pieces without end where the file was cut meanwhile. So
+    /// bytes are delivered once the file is found unchanged, and are read when a write would leave another time than
+    /// the one that it has.
+    ///
+    /// Two changes may not be found:
+    ///  - A store to a shared mapping leaves a time when it makes its page dirty. Further ones leave none until the
+    ///    kernel has written the page back, half a minute later by default.
+    ///  - A file server takes times from its own clock. If that is ahead of this one, or behind it, a time that is new
+    ///    may not be waited for; a second write within the same step of the server's clock leaves the same time.
+    async fn receive_file(
+        &self,
+        meta: &ObjectMeta,
+        delivery: &mut Delivery,
+        result: GetResult,
+    ) -> std::result::Result<(), FetchFailure> {
+        let stalled = |_| FetchFailure::Stalled(self.options.stall_max);
+        let (modified, end) = (result.meta.last_modified, result.range.end);
+        // 1 A time that is older than the clock's step.
+        let age = SystemTime::from(modified).elapsed().unwrap_or(FILE_TIME_SETTLING);
+        sleep(FILE_TIME_SETTLING.saturating_sub(age)).await;
+        // 2 All bytes.
+        let mut missing = end.saturating_sub(result.range.start);
+        let (mut body, mut chunks) = (result.into_stream(), Vec::new());
+        while missing > 0 {
+            let chunk = timeout(self.options.stall_max, body.next()).await.map_err(stalled)?;
+            let chunk = chunk.transpose().map_err(|error| of_store(meta, error))?.unwrap_or_default();
+            if chunk.is_empty() {
+                break;
+            }
+            missing = missing.saturating_sub(chunk.len() as u64);
+            chunks.push(chunk);
+        }
+        // 3 Is it the file that was opened?
+        let found =
+            timeout(self.options.stall_max, self.store.head(&meta.location)).await.map_err(stalled)?;
+        let found = found.map_err(|error| of_store(meta, error))?;
+        if !version::is_same(meta, &found) || found.last_modified != modified {
+            let (known, found) = (version::describe(meta), version::describe(&found));
+            return Err(FetchFailure::Changed { known, found });
+        }
+        chunks.into_iter().for_each(|chunk| self.deliver(delivery, chunk, end));
+        Ok(())
+    }
+
+    /// Gives the next bytes of an answer, whose range ends at byte `end`, to those that wait for them.
+    fn deliver(&self, delivery: &mut Delivery, mut chunk: Bytes, end: u64) {
+        // Bytes behind the range that the answer announced belong to no request.
+        chunk.truncate(usize::try_from(end.saturating_sub(delivery.at)).unwrap_or(usize::MAX));
+        self.last_byte.store(self.begun.elapsed().as_micros() as u64, Ordering::Relaxed);
+        add(&self.counters.bytes, chunk.len() as u64);
+        add(&self.counters.gap_bytes, delivery.accept(&chunk));
     }
 
     /// Not beyond `deadline`, or as long after the last byte that came.

@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use bytes::Bytes;
 use object_store::{GetResult, ObjectMeta, path::Path};
+use quinion::internals::sys::fork::ForkGuard;
 use quinion::{ErrorKind, File, Pinned, Prefetch, ReadOptions};
 
 use crate::backend::ObjectBackend;
@@ -55,6 +56,7 @@ struct Inner {
     /// Up to where was asked for, for long reads that follow each other.
     asked_end: AtomicU64,
     ahead_max: u64,
+    process: ForkGuard,
 }
 
 #[derive(Debug)]
@@ -75,7 +77,8 @@ impl ObjectFile {
         let OpenedObject { file, meta, backend, fetcher } = opened;
         let (is_begun, long_end) = (AtomicBool::new(false), AtomicU64::new(u64::MAX));
         let asked_end = AtomicU64::new(0);
-        let inner = Inner { file, meta, backend, fetcher, is_begun, long_end, asked_end, ahead_max };
+        let process = ForkGuard::new();
+        let inner = Inner { file, meta, backend, fetcher, is_begun, long_end, asked_end, ahead_max, process };
         Self { inner: Arc::new(inner) }
     }
 
@@ -182,8 +185,12 @@ impl ObjectFile {
     /// Starts fetching what of `range` is not cached, by few GETs, and waits for none of them.
     ///
     /// # Errors
-    /// [`Error::Cache`].
+    /// [`Error::Cache`]; [`Error::Ended`]: in a forked child.
     pub fn prefetch(&self, range: Range<u64>) -> Result<Prefetch> {
+        if self.inner.process.is_forked() {
+            // A lock that is taken here may be held by a thread that the child does not have.
+            return Err(Error::Ended(self.path().clone()));
+        }
         let end = range.end.min(self.len());
         let _plug = self.inner.backend.plug(range.start..end);
         let started = self.inner.file.will_need(range.start, end.saturating_sub(range.start));
@@ -255,6 +262,9 @@ impl ObjectFile {
     /// Asks, without waiting, for bytes that are about to be read, as far as the cache would not do so by itself: for a
     /// reader that uses the cache's [`file`](ObjectFile::file) itself.
     pub fn announce(&self, range: Range<u64>) {
+        if self.inner.process.is_forked() {
+            return; // as in `prefetch`; the read says so
+        }
         if range.end.saturating_sub(range.start) > LONG_MIN {
             self.announce_long(range, u64::MAX);
         } else if !self.inner.is_begun.load(Ordering::Relaxed) {
@@ -273,7 +283,10 @@ impl ObjectFile {
     /// Before a long read, whose first `most` bytes may be asked for. If it follows the last one, what comes after it
     /// is asked for as well, in steps of a GET. Returns up to where was asked for.
     pub(crate) fn announce_long(&self, range: Range<u64>, most: u64) -> u64 {
-        let Inner { fetcher, long_end, asked_end, ahead_max, .. } = &*self.inner;
+        let Inner { fetcher, long_end, asked_end, ahead_max, process, .. } = &*self.inner;
+        if process.is_forked() {
+            return range.start; // as in `prefetch`
+        }
         let step = fetcher.get().options.request_max.max(range.end - range.start).min(*ahead_max);
         let is_next = long_end.swap(range.end, Ordering::Relaxed) == range.start;
         let asked = asked_end.load(Ordering::Relaxed);

@@ -36,7 +36,9 @@
 //!     to go on with the new one ([`ObjectCache::open_following`]).
 //!  2. *One GET for all that want a page*, as for devices.
 //!  3. *A GET that fails fails the readers that wait for it*, after retries with backoff, and before its deadline.
-//!  4. *The data in flight is bounded*, in requests and in bytes; the pages that it fills count to the cache's bound.
+//!  4. *Versions that cannot be told apart are not cached.* An object of which its store tells neither an ETag, nor a
+//!     version id, nor a time is refused ([`Error::Unversioned`]), and a [`CachedStore`] asks its store for it.
+//!  5. *The data in flight is bounded*, in requests and in bytes; the pages that it fills count to the cache's bound.
 //!
 //! Not promised: that memory of the HTTP client counts to that bound.
 
@@ -57,6 +59,7 @@ mod retry;
 mod retry_after;
 mod stats;
 mod store;
+mod store_text;
 mod version;
 
 pub use answer_times::AnswerTimes;
@@ -75,9 +78,13 @@ pub use store::{CachedStore, cached, cached_with};
 /// Internals for Quinion's other packages. They change without notice.
 #[doc(hidden)]
 pub mod internals {
-    pub use crate::bare::{exactly, get as bare_get, get_ranges as bare_get_ranges};
-    pub use crate::metadata_cache::{
-        MetadataCache, NoteWrites, Question, Upload, Written, is_to_be_asked, noting_deletions, resolve,
+    pub use crate::bare::{
+        exactly, get as bare_get, get_of_version as bare_get_of_version, get_ranges as bare_get_ranges,
     };
-    pub use crate::newest::Newest;
+    pub use crate::metadata_cache::{
+        MetadataCache, NoteWrites, Question, RangeOutside, Upload, Written, is_to_be_asked, noting_deletions,
+        resolve,
+    };
+    pub use crate::newest::{CHANGES_MAX, Newest};
+    pub use crate::store_text::shown;
 }

@@ -173,8 +173,19 @@ pub fn is_to_be_asked(options: &GetOptions, known: &ObjectMeta) -> bool {
 /// It does not lie in the object.
 pub fn resolve(range: Option<&GetRange>, size: u64) -> StoreResult<Range<u64>> {
     let Some(range) = range else { return Ok(0..size) };
-    let refused = |source| StoreError::Generic { store: "Quinion", source: Box::new(source) };
-    range.as_range(size).map_err(refused)
+    range.as_range(size).map_err(|source| {
+        let source = Box::new(RangeOutside { size, source: source.into() });
+        StoreError::Generic { store: "Quinion", source }
+    })
+}
+
+/// The source of an error about a range that does not lie in its object.
+#[derive(thiserror::Error, Debug)]
+#[error("{source}")]
+pub struct RangeOutside {
+    /// The object's size in bytes.
+    pub size: u64,
+    source: Box<dyn std::error::Error + Send + Sync>,
 }
 
 /// A store to which writes are told when they have ended.

@@ -18,6 +18,7 @@ const TIME_MAX: Duration = Duration::from_secs(24 * 3600);
 #[derive(Clone, Debug)]
 pub struct Options {
     pub(crate) store_name: Option<String>,
+    pub(crate) etags_are_times: bool,
     pub(crate) requests_max: usize,
     pub(crate) in_flight_max: u64,
     pub(crate) request_max: u64,
@@ -39,6 +40,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             store_name: None,
+            etags_are_times: false,
             requests_max: 32,
             in_flight_max: 64 << 20,
             request_max: 8 << 20,
@@ -69,6 +71,17 @@ impl Options {
     #[must_use]
     pub fn store_name(mut self, name: impl Into<String>) -> Self {
         self.store_name = Some(name.into());
+        self
+    }
+    /// Says that the store makes ETags of the times of files, which any program may set to those of an earlier version:
+    /// such as a folder (`object_store`'s `LocalFileSystem`). Then no disk tier keeps its bytes.
+    ///
+    /// Bytes of a file that changes while it is read are found out by its time, and only if the change leaves another
+    /// one. Stores to a page of a shared mapping that is dirty already leave none, nor may a second write within a step
+    /// of a file server's clock, if that clock is ahead of this machine's or behind it. Replace such files by a rename.
+    #[must_use]
+    pub fn etags_are_times(mut self) -> Self {
+        self.etags_are_times = true;
         self
     }
     /// The name that the store was given ([`Options::store_name`]).
@@ -195,7 +208,8 @@ impl Options {
         self.request_max = self.request_max.min(self.in_flight_max);
         self.attempts_max = self.attempts_max.max(1);
         // A clock that is asked for a time beyond its end panics.
-        for time in [&mut self.stall_max, &mut self.deadline, &mut self.failure_pause] {
+        let (first, longest) = &mut self.backoff;
+        for time in [first, longest, &mut self.stall_max, &mut self.deadline, &mut self.failure_pause] {
             *time = (*time).min(TIME_MAX);
         }
         self.threads = self.threads.clamp(1, 256);

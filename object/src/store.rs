@@ -7,6 +7,7 @@
 //!   put, copy, rename, delete, the end of an upload   the bare store; then what is known is forgotten
 //!   list, uploads                                     the bare store
 //!   get of a version by its id                        the bare store
+//!   get of an object that no file can be, or whose versions cannot be told apart    the bare store, by one GET
 //! ```
 //!
 //! An object's **known** state is its open handle and its attributes. [`Freshness`] says for how long; by default not
@@ -105,6 +106,7 @@ impl Shared {
     /// The object by its known metadata, if that is fresh, or as the store tells, under the conditions of `options`. If
     /// it was asked by a GET, also the answer to that.
     async fn look(&self, path: &Path, options: &GetOptions) -> Result<(KnownObject, Option<GetResult>)> {
+        self.objects.check_process(path)?;
         let known = self.known.fresh(path);
         if let Some(object) = known.filter(|object| !is_to_be_asked(options, object.file.meta())) {
             let checked = options.check_preconditions(object.file.meta());
@@ -167,12 +169,16 @@ fn release(gone: Option<KnownObject>) {
 
 impl NoteWrites for Shared {
     fn note_write(&self, path: &Path) {
-        self.objects.note_write(path);
-        release(self.known.note_write(path));
+        if !self.objects.is_forked() {
+            self.objects.note_write(path);
+            release(self.known.note_write(path));
+        }
     }
     fn note_writes(&self) {
-        self.objects.note_writes();
-        self.known.note_writes();
+        if !self.objects.is_forked() {
+            self.objects.note_writes();
+            self.known.note_writes();
+        }
     }
 }
 
@@ -317,7 +323,7 @@ impl ObjectStore for CachedStore {
         }
         for _ in 0..CHANGES_MAX {
             let (object, answered) = match self.shared.look(path, &options).await {
-                Err(Error::TooLarge { .. }) => break,
+                Err(Error::TooLarge { .. } | Error::Unversioned(_)) => break,
                 object => object?,
             };
             match self.answer(object, answered, &options).await {
@@ -332,7 +338,7 @@ impl ObjectStore for CachedStore {
         for _ in 0..CHANGES_MAX {
             // A HEAD asks for the metadata, since the bytes that are wanted are not one range.
             let file = match self.shared.look(path, &GetOptions::new().with_head(true)).await {
-                Err(Error::TooLarge { .. }) => break,
+                Err(Error::TooLarge { .. } | Error::Unversioned(_)) => break,
                 looked => looked?.0.file,
             };
             let size = file.len();

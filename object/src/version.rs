@@ -5,7 +5,13 @@
 //!     a strong ETag          If-Match                    size, ETag, version id
 //!     a version id           that version                size, version id
 //!     neither                If-Unmodified-Since         size, last modification
+//!     no time either         it is not read by GETs that have to be of one version
 //! ```
+//!
+//! A web server may tell nothing that changes with the bytes; the crate `object_store` then says that the object is of
+//! 1970. Two answers about it, even with the same size, may be of two versions. So no two are the same, and the object
+//! is not cached: a cache would mix its versions, and give old bytes for new ones. A weak ETag does not make up for a
+//! time.
 //!
 //! The answer is compared although the request had a condition: some stores, and caches before stores, ignore
 //! conditions. A weak ETag (`W/`) does not say that contents are equal, and `If-Match` never holds of it; so it is
@@ -36,6 +42,11 @@ fn is_versioned_by_times(meta: &ObjectMeta) -> bool {
     strong_e_tag(meta).is_none() && meta.version.is_none()
 }
 
+/// Whether a store tells nothing by which two versions of equal size can be told apart.
+pub(crate) fn is_untold(meta: &ObjectMeta) -> bool {
+    is_versioned_by_times(meta) && meta.last_modified.timestamp_nanos_opt() == Some(0)
+}
+
 pub(crate) fn conditions(meta: &ObjectMeta) -> GetOptions {
     let options = GetOptions::new();
     match (strong_e_tag(meta), &meta.version) {
@@ -45,11 +56,13 @@ pub(crate) fn conditions(meta: &ObjectMeta) -> GetOptions {
     }
 }
 
+/// Not even the same answer twice, if nothing tells versions apart.
 pub(crate) fn is_same(known: &ObjectMeta, found: &ObjectMeta) -> bool {
     let known_tag = compared_tag(known);
     let is_versioned = known.version.is_some() && found.version.is_some();
     let needs_times = strong_e_tag(known).is_none() && !is_versioned;
-    known.size == found.size
+    !is_untold(known)
+        && known.size == found.size
         && (known_tag.is_none() || known_tag == compared_tag(found))
         && (!is_versioned || known.version == found.version)
         && (!needs_times || known.last_modified == found.last_modified)
@@ -196,6 +209,21 @@ mod tests {
         assert!(is_same(&by_version, &meta("a", 10, None, Some("v"), 6)));
         assert!(!is_same(&by_version, &meta("a", 10, None, Some("w"), 5)));
         assert!(!is_same(&by_version, &meta("a", 10, None, None, 6)), "the answer tells no version id");
+    }
+
+    #[test]
+    fn two_answers_without_a_tag_an_id_and_a_time_are_never_of_one_version() {
+        for (e_tag, version, seconds, is_told) in [
+            (None, None, 0, false),
+            (Some(""), None, 0, false),
+            (Some("W/\"x\""), None, 0, false),
+            (Some("\"x\""), None, 0, true),
+            (None, Some("v"), 0, true),
+            (None, None, 1, true),
+        ] {
+            let meta = meta("a", 10, e_tag, version, seconds);
+            assert_eq!((!is_untold(&meta), is_same(&meta, &meta)), (is_told, is_told), "{meta:?}");
+        }
     }
 
     #[test]

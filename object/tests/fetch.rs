@@ -39,6 +39,25 @@ fn read(file: &ObjectFile, offset: u64, len: usize) {
     check(1, offset, &buffer);
 }
 
+/// A gap costs less than a GET: it is fetched and thrown away, and stays absent.
+#[test]
+fn ranges_that_are_needed_together_are_joined_over_their_gaps() {
+    let server = Server::with_object(16 << 20);
+    let objects = objects(&server, quick().gap_max(256 << 10));
+    let file = open(&objects);
+    let page = |at: u64| at..at + 4096;
+    // Four in a row, one far from them, two more.
+    let ranges = [0, 100_000, 300_000, 500_000, 5 * MIB, 5 * MIB + 200_000].map(|at| page(at / 4096 * 4096));
+    let ranges: Vec<_> = ranges.into_iter().chain(std::iter::once(9 * MIB..9 * MIB + 8192)).collect();
+    file.file().will_need_ranges(&ranges).unwrap();
+    for range in &ranges {
+        read(&file, range.start, 4096);
+    }
+    assert_eq!(server.control.gets(), 3);
+    assert!(objects.stats().gap_bytes > 300_000, "{:?}", objects.stats());
+    assert_eq!(objects.cache().stats().cached_pages, 8, "gaps are not kept");
+}
+
 /// How long a store takes whose first answer comes when all threads of a test have asked, on a busy machine, too.
 const SLOW: Duration = Duration::from_millis(300);
 

@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures_util::future::{BoxFuture, join_all};
+use futures_util::future::{BoxFuture, FutureExt, join_all};
 use futures_util::stream::{self, BoxStream, StreamExt};
+use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{
     CopyOptions, Error as StoreError, GetOptions, GetResult, GetResultPayload, ListResult, MultipartUpload,
@@ -132,6 +133,51 @@ fn path() -> Path {
     Path::from("object")
 }
 
+/// The version that the first bytes of an object tell.
+fn version_in(bytes: &[u8]) -> u32 {
+    let is = |version: &u32| (0..64).all(|at| bytes[at] == s3::byte(*version, at as u64));
+    (0..100).find(is).expect("one of the first versions")
+}
+
+/// 1. A web server tells of a file neither an ETag nor a time, and the file is replaced by one of the same size.
+/// 2. Reads by pieces mixed the two, and later ones gave the old bytes.
+#[test]
+fn an_object_whose_versions_cannot_be_told_apart_is_neither_cached_nor_read_by_pieces() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    for e_tag in [None, Some("W/\"x\"")] {
+        // Each GET is of another version.
+        let made = |size| {
+            Made::new(move |options, before| {
+                let answer = answer(&options, meta(size, e_tag, 0), before as u32 + 1);
+                async { answer }.boxed()
+            })
+        };
+        let objects = objects(made(3 * MIB), quick());
+        for opened in [objects.open(&path()).map(drop), objects.open_first(&path(), MIB).map(drop)] {
+            let error = opened.unwrap_err();
+            assert!(matches!(error, Error::Unversioned(_)), "{error}");
+            assert!(error.to_string().contains("ETag") && error.to_string().contains("configure"), "{error}");
+        }
+        let store = cached_with(objects, Freshness::Immutable);
+        let whole = || runtime.block_on(async { store.get(&path()).await?.bytes().await }).unwrap();
+        let (first, second) = (whole(), whole());
+        let versions = [&first, &second].map(|bytes| version_in(bytes));
+        assert!(versions[0] < versions[1], "{versions:?}");
+        check(versions[0], 0, &first);
+        check(versions[1], 0, &second);
+        let pieces = runtime.block_on(store.get_ranges(&path(), &[0..MIB, 2 * MIB..3 * MIB])).unwrap();
+        let version = version_in(&pieces[0]);
+        check(version, 0, &pieces[0]);
+        check(version, 2 * MIB, &pieces[1]);
+        // Too far from each other for one GET.
+        let far = made(64 * MIB);
+        let store = cached_with(self::objects(far.clone(), quick()), Freshness::Always);
+        let error = runtime.block_on(store.get_ranges(&path(), &[0..9, 63 * MIB..64 * MIB])).unwrap_err();
+        assert!(matches!(error, StoreError::Precondition { .. }), "{error}");
+        assert_eq!(far.gets.load(Ordering::Relaxed), 1, "another GET does not help");
+    }
+}
+
 #[test]
 fn a_store_that_panics_fails_its_waiters_and_nothing_else() {
     let store = Made::new(|options, before| {
@@ -168,6 +214,51 @@ fn a_store_that_panics_fails_its_waiters_and_nothing_else() {
     let objects = self::objects(store, quick());
     let error = objects.open(&path()).unwrap_err();
     assert!(error.to_string().contains("at a HEAD"), "{error}");
+}
+
+/// A folder whose file another program changes between the store's answer to the first GET and its body.
+fn changed_in_between(change: impl Fn(&std::path::Path) + Send + Sync + 'static) -> Error {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("object");
+    std::fs::write(&file, s3::content(1, 3 * MIB as usize)).unwrap();
+    let before = std::time::SystemTime::now() - Duration::from_secs(100);
+    std::fs::File::options().write(true).open(&file).unwrap().set_modified(before).unwrap();
+    let files = Arc::new(LocalFileSystem::new_with_prefix(folder.path()).unwrap());
+    let change = Arc::new(change);
+    let store = Made::new(move |options, before| {
+        let (files, file, change) = (Arc::clone(&files), file.clone(), Arc::clone(&change));
+        Box::pin(async move {
+            let is_first = !options.head && before == 0;
+            let answer = files.get_opts(&path(), options).await;
+            if is_first {
+                change(&file);
+            }
+            answer
+        })
+    });
+    let objects = objects(store, quick().deadline(Duration::from_secs(20)));
+    let file = objects.open(&path()).unwrap();
+    let mut bytes = vec![0; 3 * MIB as usize];
+    match file.read_at(&mut bytes, 0) {
+        Err(error) => error,
+        Ok(read) => {
+            panic!("{read} bytes; the version that was opened: {}", bytes[..read] == s3::content(1, read))
+        }
+    }
+}
+
+#[test]
+fn a_file_of_a_folder_that_is_overwritten_after_the_answer_is_another_version() {
+    let error = changed_in_between(|file| std::fs::write(file, s3::content(2, 3 * MIB as usize)).unwrap());
+    assert!(matches!(error, Error::Changed(_)), "{error}");
+}
+
+#[test]
+fn a_file_of_a_folder_that_is_cut_after_the_answer_fails_at_once() {
+    let error = changed_in_between(|file| {
+        std::fs::File::options().write(true).open(file).unwrap().set_len(5000).unwrap()
+    });
+    assert!(matches!(error, Error::Changed(_)), "{error}");
 }
 
 #[test]

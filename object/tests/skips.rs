@@ -17,6 +17,8 @@ fn a_test_of_a_server_that_is_switched_off() {
     let found = match &*server {
         "versitygw" => Server::versitygw(),
         "moto" => Server::moto(),
+        "fake-gcs-server" => Server::fake_gcs_server(),
+        "azurite" => Server::azurite(),
         _ => None,
     };
     assert!(or_skipped(found, CHILD, &server).is_none(), "{server} is not switched off");
@@ -36,6 +38,8 @@ fn a_skip_is_seen_though_the_harness_captures_the_output_of_tests() {
         ("absent", &[][..]),
         ("versitygw", &[("QUINION_TEST_WITHOUT", "kvm,versitygw")]),
         ("moto", &[("QUINION_TEST_WITHOUT", "moto"), ("QUINION_TEST_SERVERS", "required")]),
+        ("fake-gcs-server", &[("QUINION_TEST_WITHOUT", "moto,fake-gcs-server")]),
+        ("azurite", &[("QUINION_TEST_WITHOUT", "azurite"), ("QUINION_TEST_SERVERS", "required")]),
     ] {
         let output = run(server, variables);
         let seen = String::from_utf8_lossy(&output.stderr);

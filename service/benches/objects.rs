@@ -3,6 +3,7 @@
 //! ```text
 //!   this process: a store on loopback with a set latency,    a reader: this program started again,
 //!                 a server with a cache                      by `object_store` itself or by a client of the server
+//!   rows of processes, and of their ends: the server is this program started again as well
 //! ```
 //!
 //! `cargo bench -p quinion-service --bench objects [-- --json] [ROW...]`: a row is named by a part of its name.
@@ -12,19 +13,24 @@
 //! A row is the median of its repetitions with the quartiles; rows whose repetitions differ by more than 2x are "not
 //! steady", and neither met nor missed.
 
-use std::io::Read;
-use std::process::{Command, Stdio};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::{ObjectStore, ObjectStoreExt, path::Path as Key};
 use quinion::{Cache, DiskOptions};
 use quinion_object::{ObjectCache, Options};
-use quinion_service::{Client, ClientFile, RangeRead, Server};
+use quinion_service::{Builder, Client, ClientFile, RangeRead, Server, Socket};
 use quinion_testing_s3 as s3;
+use tokio::signal::unix::{SignalKind, signal};
 
 const OBJECTS: usize = 8;
 const OBJECT_BYTES: u64 = 32 << 20;
+/// The processes whose memory is looked at read 2 GiB: what each of them has beside is the same for any data.
+const RESIDENT_OBJECTS: usize = 64;
 const DATA_BYTES: u64 = OBJECTS as u64 * OBJECT_BYTES;
 const LATENCY: Duration = Duration::from_millis(20);
 /// What a connection to a store in the same region brings in a second.
@@ -40,8 +46,25 @@ const SCATTERED: (u64, usize, usize) = (64 << 10, 32, 16);
 /// Rounds of scattered ranges that one reader reads one after the other.
 const ONE_BY_ONE: usize = 4;
 const HITS: u64 = 200_000;
+/// Processes that read beside each other.
+const WORKERS: usize = 8;
+/// The roles of the processes that this one talks with: a line on their input, and lines on their output.
+const SERVES: &str = "serves";
+const HOLDS: &str = "holds";
+const PAUSES: &str = "pauses";
+/// How long a server that is to be replaced may take to end.
+const REPLACE_MAX: Duration = Duration::from_secs(60);
+/// How long readers go on beside an end of a server: longer than any pause that could be right.
+const BESIDE: Duration = Duration::from_secs(2);
+/// The pause of a reader between two reads: eight of them leave a machine of two processors some time.
+const BETWEEN: Duration = Duration::from_millis(2);
 /// Before the role of a reader: the server has taken its memory from the machine before.
 const POPULATED: &str = "populated ";
+
+/// How many objects a process of the benchmark serves or reads.
+fn objects() -> usize {
+    std::env::var("QUINION_OBJECTS").map_or(OBJECTS, |objects| objects.parse().unwrap())
+}
 
 fn key(object: usize) -> String {
     format!("part-{object}")
@@ -51,7 +74,12 @@ fn main() {
     let name = |variable| std::env::var(variable).ok();
     if let Some(role) = name("QUINION_ROLE") {
         let (store, socket) = (name("QUINION_STORE").unwrap(), name("QUINION_SOCKET").unwrap());
-        return println!("{}", read_as(&role, &store, &socket));
+        return match &*role {
+            SERVES => be_server(&store, &socket),
+            HOLDS => hold(&socket),
+            PAUSES => tell_pauses(&socket),
+            role => println!("{}", read_as(role, &store, &socket)),
+        };
     }
     if !std::env::args().any(|word| word == "--bench") {
         return; // `cargo test --benches`: there is nothing to check
@@ -76,11 +104,13 @@ fn main() {
         bench.cold(row, &["bare-streams", "client-streams"]);
         bench.store.control.set_bandwidth(0);
     }
-    let rows: [Row; 4] = [
+    let rows: [Row; 6] = [
         ("warm scan", Bench::warm),
         ("hit of 4 KiB", Bench::hits),
         ("GETs of workers", Bench::workers),
         ("restart with a warm disk tier", Bench::restart),
+        ("resident bytes of all processes", Bench::resident),
+        ("longest pause at an end of the server", Bench::pauses),
     ];
     rows.iter().filter(|(row, _)| is_wanted(row)).for_each(|(_, run)| run(&bench));
 }
@@ -93,6 +123,108 @@ struct Bench {
     json: bool,
 }
 
+/// A server of the benchmark's store.
+fn builder_of(store: Arc<dyn ObjectStore>, tier: Option<&Path>) -> Builder {
+    let mut cache = Cache::builder().memory(objects() as u64 * OBJECT_BYTES + (64 << 20));
+    if let Some(tier) = tier {
+        cache = cache.disk(DiskOptions::new(tier, 2 * DATA_BYTES));
+    }
+    let options = Options::new().store_name("the store of the benchmark");
+    Server::builder(cache.build().unwrap()).store("s3://bucket", store, options)
+}
+
+/// Serves until it is told to end, as `quinion serve` does. With `QUINION_REPLACES` it takes another server's place.
+fn be_server(store: &str, socket: &str) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let mut terminate = runtime.block_on(async { signal(SignalKind::terminate()) }).unwrap();
+    let claimed = match std::env::var_os("QUINION_REPLACES") {
+        Some(_) => Socket::replace(socket, REPLACE_MAX),
+        None => Socket::bind(socket),
+    };
+    let claimed = claimed.and_then(Socket::replaceable).unwrap();
+    let tier = std::env::var_os("QUINION_TIER");
+    let server = builder_of(s3::store_at(store), tier.as_deref().map(Path::new)).start_at(claimed).unwrap();
+    println!("is there");
+    runtime.block_on(terminate.recv());
+    drop(server);
+}
+
+fn open_all(client: &Client) -> Vec<ClientFile> {
+    (0..objects()).map(|object| client.open(&format!("s3://bucket/{}", key(object))).unwrap()).collect()
+}
+
+/// Opens, reads all after a line, and stays until another.
+fn hold(socket: &str) {
+    let files = open_all(&Client::connect(socket).unwrap());
+    let mut lines = std::io::stdin().lines();
+    println!("is open");
+    lines.next();
+    scan_files(&files);
+    println!("has read");
+    lines.next();
+}
+
+/// Reads, and checks each byte. After each line of its input it tells how long a read has taken at most since the line
+/// before.
+fn tell_pauses(socket: &str) {
+    let files = open_all(&Client::connect(socket).unwrap());
+    let (sender, asked) = mpsc::channel();
+    std::thread::spawn(move || {
+        std::io::stdin().lines().map_while(Result::ok).try_for_each(|_| sender.send(()))
+    });
+    let (mut state, mut longest, mut buffer) =
+        (u64::from(std::process::id()), Duration::ZERO, vec![0; 64 << 10]);
+    scan_files(&files);
+    println!("is open");
+    loop {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let (file, at) =
+            (&files[(state >> 33) as usize % OBJECTS], (state >> 20) % (OBJECT_BYTES - (64 << 10)));
+        let begun = Instant::now();
+        file.read_exact_at(&mut buffer, at).unwrap();
+        longest = longest.max(begun.elapsed());
+        s3::check(1, at, &buffer);
+        match asked.try_recv() {
+            Ok(()) => println!("pause {}", std::mem::take(&mut longest).as_nanos()),
+            Err(mpsc::TryRecvError::Empty) => std::thread::sleep(BETWEEN),
+            Err(mpsc::TryRecvError::Disconnected) => return,
+        }
+    }
+}
+
+/// A process that is talked with; it ends with this value.
+struct Process {
+    child: Child,
+    said: BufReader<ChildStdout>,
+}
+
+impl Process {
+    /// What it says behind `words`.
+    fn says(&mut self, words: &str) -> String {
+        let mut line = String::new();
+        self.said.read_line(&mut line).unwrap();
+        line.trim().strip_prefix(words).unwrap_or_else(|| panic!("not {words:?}: {line:?}")).trim().to_owned()
+    }
+
+    fn tell(&mut self) {
+        writeln!(self.child.stdin.as_mut().unwrap()).unwrap();
+    }
+
+    /// Its proportional set size, in bytes: a page of several processes counts once in their sum.
+    fn resident(&self) -> u64 {
+        let text = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", self.child.id())).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix("Pss:")).unwrap();
+        1024 * line.trim().trim_end_matches(" kB").parse::<u64>().unwrap()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill(); // SIGKILL
+        let _ = self.child.wait();
+    }
+}
+
 /// A reader's measure: nanoseconds, for all that it did.
 fn read_as(role: &str, store: &str, socket: &str) -> u128 {
     let bare = s3::store_at(store);
@@ -100,10 +232,7 @@ fn read_as(role: &str, store: &str, socket: &str) -> u128 {
     let client = || Client::connect(socket).unwrap();
     // What is measured is reading: connections and handles are there before.
     runtime.block_on(bare.head(&Key::from(key(0)))).unwrap();
-    let open = || -> Vec<_> {
-        let client = client();
-        (0..OBJECTS).map(|object| client.open(&format!("s3://bucket/{}", key(object))).unwrap()).collect()
-    };
+    let open = || open_all(&client());
     match role {
         "bare-scan" => timed(|| runtime.block_on(scan_bare(&*bare))),
         "bare-streams" => timed(|| runtime.block_on(scan_streams(&*bare))),
@@ -161,7 +290,7 @@ fn scan_files(files: &[ClientFile]) {
         files.get(object).map(|file| file.prefetch(begin..begin + BARE.0).unwrap())
     };
     (0..AHEAD).step_by(BARE.0 as usize).filter_map(prefetch).for_each(|()| {});
-    for at in (0..DATA_BYTES).step_by(MIB as usize) {
+    for at in (0..files.len() as u64 * OBJECT_BYTES).step_by(MIB as usize) {
         if at % BARE.0 == 0 {
             prefetch(at + AHEAD);
         }
@@ -261,15 +390,8 @@ impl Bench {
         self.server_on(None)
     }
 
-    fn server_on(&self, tier: Option<&std::path::Path>) -> Server {
-        let mut cache = Cache::builder().memory(DATA_BYTES + (64 << 20));
-        if let Some(tier) = tier {
-            cache = cache.disk(DiskOptions::new(tier, 2 * DATA_BYTES));
-        }
-        let options = Options::new().store_name("the store of the benchmark");
-        let server =
-            Server::builder(cache.build().unwrap()).store("s3://bucket", self.store.store(), options);
-        server.start(self.socket().to_str().unwrap()).unwrap()
+    fn server_on(&self, tier: Option<&Path>) -> Server {
+        builder_of(self.store.store(), tier).start(self.socket().to_str().unwrap()).unwrap()
     }
 
     fn socket(&self) -> std::path::PathBuf {
@@ -281,6 +403,15 @@ impl Bench {
         command.env("QUINION_ROLE", role).env("QUINION_STORE", self.store.address());
         command.env("QUINION_SOCKET", self.socket()).stdout(Stdio::piped());
         command.spawn().unwrap()
+    }
+
+    fn talk(&self, role: &str, environment: &[(&str, &Path)]) -> Process {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.env("QUINION_ROLE", role).env("QUINION_STORE", self.store.address());
+        command.env("QUINION_SOCKET", self.socket()).envs(environment.iter().copied());
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let said = BufReader::new(child.stdout.take().unwrap());
+        Process { child, said }
     }
 
     fn run(&self, role: &str) -> f64 {
@@ -350,7 +481,7 @@ impl Bench {
             (self.store.control.gets() - before, server.cache().stats().data_bytes)
         };
         let (one, _) = gets_of(1);
-        let (eight, resident) = gets_of(8);
+        let (eight, resident) = gets_of(WORKERS);
         self.count("GETs of one worker", one as f64);
         self.count("GETs of eight workers, to one's", eight as f64 / one as f64);
         self.count("memory of the data for eight, to the data", resident as f64 / DATA_BYTES as f64);
@@ -385,6 +516,69 @@ impl Bench {
             self.count(&format!("{row}, GETs with a warm tier"), gets as f64);
         }
         self.store.control.set_bandwidth(0);
+    }
+
+    /// How much larger the server and its clients have become, all together, when each has read all of the data.
+    fn resident(&self) {
+        (OBJECTS..RESIDENT_OBJECTS)
+            .for_each(|object| self.store.control.put(&key(object), OBJECT_BYTES as usize));
+        let objects = RESIDENT_OBJECTS.to_string();
+        let of_all = ("QUINION_OBJECTS", Path::new(&objects));
+        let mut server = self.talk(SERVES, &[of_all]);
+        server.says("is there");
+        let mut holders: Vec<_> = (0..WORKERS).map(|_| self.talk(HOLDS, &[of_all])).collect();
+        holders.iter_mut().for_each(|holder| drop(holder.says("is open")));
+        let all =
+            |holders: &[Process]| server.resident() + holders.iter().map(Process::resident).sum::<u64>();
+        let before = all(&holders);
+        holders.iter_mut().for_each(Process::tell);
+        holders.iter_mut().for_each(|holder| drop(holder.says("has read")));
+        let grown = all(&holders).saturating_sub(before);
+        let data = RESIDENT_OBJECTS as u64 * OBJECT_BYTES;
+        self.count("resident bytes of all processes, to the data", grown as f64 / data as f64);
+    }
+
+    /// How long a read takes at most that meets the end of the server: one that another replaces, as an upgrade does,
+    /// and one that is killed, and started again. The disk tier is that of the server before.
+    fn pauses(&self) {
+        let tier = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let kept = ("QUINION_TIER", tier.path());
+        let mut server = self.talk(SERVES, &[kept]);
+        server.says("is there");
+        let mut readers: Vec<_> = (0..WORKERS).map(|_| self.talk(PAUSES, &[])).collect();
+        readers.iter_mut().for_each(|reader| drop(reader.says("is open")));
+        let mut longest = || {
+            readers.iter_mut().for_each(Process::tell);
+            let told = readers.iter_mut().map(|reader| reader.says("pause").parse::<f64>().unwrap());
+            told.fold(0.0, f64::max)
+        };
+        let (mut still, mut upgrades, mut kills) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..REPETITIONS {
+            longest();
+            std::thread::sleep(BESIDE);
+            still.push(longest());
+            let mut next = self.talk(SERVES, &[kept, ("QUINION_REPLACES", Path::new("1"))]);
+            next.says("is there");
+            std::thread::sleep(BESIDE);
+            upgrades.push(longest());
+            server = next; // the one before has ended
+            drop(server);
+            server = self.talk(SERVES, &[kept]);
+            server.says("is there");
+            std::thread::sleep(BESIDE);
+            kills.push(longest());
+        }
+        drop(readers);
+        drop(server);
+        for (what, pauses) in [
+            ("none", &still),
+            ("a server that another replaces", &upgrades),
+            ("kill -9 and a restart", &kills),
+        ] {
+            self.count(&format!("longest read of {WORKERS} clients beside {what}, ms"), median(pauses) / 1e6);
+            let most = pauses.iter().copied().fold(0.0, f64::max);
+            self.count(&format!("the same, longest of {REPETITIONS}, ms"), most / 1e6);
+        }
     }
 
     fn say(&self, row: &str, what: &str, ratios: &[f64]) {

@@ -7,11 +7,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use object_store::ObjectStore;
 use quinion_object::Freshness;
 
 use crate::connection::{CONNECT_MAX, Connection, DEADLINE, RetryDeadline};
+use crate::direct::DirectStore;
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::ClientFile;
+use crate::open_file::ObjectOpening;
 use crate::revision::{FileRevision, RevisionRequest};
 use crate::socket::path_of;
 use crate::stores::OpenRequest;
@@ -26,6 +29,7 @@ pub struct Client {
     connection: Arc<Connection>,
     reconnect_timeout: Duration,
     freshness: Option<Freshness>,
+    direct: Vec<DirectStore>,
 }
 
 /// How long a server that has ended is waited for, unless a client says otherwise.
@@ -54,7 +58,7 @@ impl Client {
         };
         let socket = path_of(server).map_err(failed)?;
         let connection = Connection::to(&socket, timeout.min(CONNECT_MAX))?;
-        Ok(Self { connection, reconnect_timeout: RECONNECT_TIMEOUT, freshness: None })
+        Ok(Self { connection, reconnect_timeout: RECONNECT_TIMEOUT, freshness: None, direct: Vec::new() })
     }
 
     /// How long opens and reads wait for another server in the place of one that has ended, from when that was noticed
@@ -74,6 +78,20 @@ impl Client {
         Self { freshness: Some(freshness), ..self }
     }
 
+    /// Reads objects whose URLs begin with `prefix` and a slash from `store` when their server has ended, in place of
+    /// [`ErrorKind::OwnerDead`]: by GETs of the version that is open, on the condition of its strong ETag or by its
+    /// version id. If the store has another by then, the read is [`ErrorKind::Changed`]. An object that has neither,
+    /// and an open, need a server.
+    ///
+    /// Reads of these objects wait for no other server ([`Client::with_reconnect_timeout`]), and take the one that is
+    /// there. For objects that are opened by this client from now on.
+    #[must_use]
+    pub fn with_direct_store(mut self, prefix: &str, store: Arc<dyn ObjectStore>) -> Self {
+        self.direct.retain(|other| !other.is_of(prefix));
+        self.direct.push(DirectStore::new(prefix, store));
+        self
+    }
+
     /// Opens an object by its URL, as `s3://bucket/key`, by the stores that the server has; or a local file by its
     /// path. The URL's key is percent-decoded. Waits for the store's answer, unless what the server knows is fresh
     /// enough ([`Client::with_freshness`]).
@@ -91,6 +109,16 @@ impl Client {
             Some(_) => self.open_object(connection, name, None),
             None => ClientFile::open_local(connection, name.as_ref()),
         })
+    }
+
+    /// As [`Client::open`], without blocking: a thread of the client's waits. Needs no particular runtime. An
+    /// object that is opened for a future that was dropped is closed again.
+    ///
+    /// # Errors
+    /// As [`Client::open`]; and [`ErrorKind::Start`]: the system gives no threads.
+    pub async fn open_async(&self, name: &str) -> Result<ClientFile> {
+        let (client, name) = (self.clone(), name.to_owned());
+        self.connection.threads()?.run(move || client.open(&name)).await
     }
 
     /// Opens a local file by its path, which may be any: also one that looks as a URL, or is not UTF-8.
@@ -125,7 +153,8 @@ impl Client {
 
     fn open_object(&self, connection: &Arc<Connection>, url: &str, first: Option<u64>) -> Result<ClientFile> {
         let request = OpenRequest { first, freshness: self.freshness };
-        ClientFile::open_object(connection, url, request, self.reconnect_timeout)
+        let opening = ObjectOpening { url, request, timeout: self.reconnect_timeout, direct: &self.direct };
+        ClientFile::open_object(connection, opening)
     }
 
     fn open_with(&self, open: impl Fn(&Arc<Connection>) -> Result<ClientFile>) -> Result<ClientFile> {
@@ -162,7 +191,8 @@ impl Client {
         self.current(Duration::ZERO)?.totals(timeout)
     }
 
-    /// Whether the server has ended, however it ended, and no other listens in its place.
+    /// Whether the server has ended, however it ended, and no other listens in its place. If it has, another that
+    /// listens there is connected to: that waits for 0.2 s at most.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`].

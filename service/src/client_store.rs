@@ -9,7 +9,8 @@
 //! ```
 //!
 //! A client's requests block. They are asked on threads of the store's own, so that no thread of the caller's runtime
-//! waits, whichever runtime that is. Short reads of cached bytes are copied without them.
+//! waits, whichever runtime that is. Short reads of cached bytes are copied without them, and all reads of cached bytes
+//! when none of the threads is free: a store that does not answer may hold them all.
 //!
 //! An object's **known** state is its open handle; [`Freshness`] says for how long, by default not at all. It is kept
 //! and forgotten by the rules of `quinion_object`'s `metadata_cache.rs`.
@@ -39,17 +40,17 @@ use object_store::{
     GetResultPayload, ListResult, MultipartUpload, ObjectMeta, ObjectStore, PutMultipartOptions, PutOptions,
     PutPayload, PutResult, RenameOptions, Result as StoreResult,
 };
-use quinion::internals::sys::fork::ForkGuard;
 use quinion_object::Freshness;
 use quinion_object::internals::{
     MetadataCache, NoteWrites, Upload, Written, bare_get, bare_get_ranges, exactly, is_to_be_asked,
     noting_deletions, resolve,
 };
-use tokio::runtime::Runtime;
 
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Result};
-use crate::file::{ClientFile, RangeRead};
+use crate::file::ClientFile;
+use crate::ranges::RangeRead;
+use crate::threads::Threads;
 
 /// Shorter ranges are copied: a pin would keep a folio of up to 2 MiB for them.
 const COPIED_MAX: u64 = 16 << 10;
@@ -61,7 +62,6 @@ const AHEAD_BYTES: u64 = 64 << 20;
 const STEP_BYTES: u64 = 8 << 20;
 /// How often a get whose object is replaced each time is tried, before the store given answers.
 const CHANGES_MAX: u32 = 3;
-const THREADS_MAX: usize = 64;
 
 /// `store`, read through the cache of the server that `client` is connected to, which has the same objects under
 /// `prefix`, as `s3://bucket`.
@@ -161,52 +161,19 @@ struct KnownObject {
     meta: ObjectMeta,
 }
 
-struct Threads {
-    /// Taken only when it is dropped.
-    runtime: Option<Runtime>,
-    process: ForkGuard,
-}
-
-impl Threads {
-    fn new() -> Result<Self> {
-        let failed = |error| {
-            Error::of_io(ErrorKind::Start, "cannot start threads for a client's store", error)
-                .with_hint("allow this user more of them (ulimit -u, pids.max)")
-        };
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(1)
-            .max_blocking_threads(THREADS_MAX)
-            .thread_name("quinion-client")
-            .build()
-            .map_err(failed)?;
-        Ok(Self { runtime: Some(runtime), process: ForkGuard::new() })
-    }
-
-    /// In a forked child, which has none of these threads, it is an error.
-    async fn run<T: Send + 'static>(&self, task: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-        let runtime =
-            self.runtime.as_ref().filter(|_| !self.process.is_forked()).ok_or_else(Error::forked)?;
-        let done = runtime.spawn_blocking(task).await;
-        done.unwrap_or_else(|error| Err(Error::new(ErrorKind::Other, format!("a read has ended: {error}"))))
-    }
-}
-
-impl Drop for Threads {
-    fn drop(&mut self) {
-        let Some(runtime) = self.runtime.take() else { return };
-        if self.process.is_forked() {
-            std::mem::forget(runtime); // its threads, and perhaps its locks, are the parent's
-        } else {
-            runtime.shutdown_background(); // the last to let go may be a task of a runtime, which must not block
-        }
-    }
+struct LookResult {
+    object: KnownObject,
+    /// Whether the handle is one that calls share for a while, so that its server may have ended before this call.
+    is_kept: bool,
 }
 
 impl fmt::Debug for ClientStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Shared { store, prefix, known, failover, .. } = &*self.shared;
         let mut text = f.debug_struct("ClientStore");
-        text.field("store", store).field("prefix", prefix).field("freshness", &known.freshness());
+        text.field("store", &format_args!("{store}"))
+            .field("prefix", prefix)
+            .field("freshness", &known.freshness());
         text.field("failover", failover).finish_non_exhaustive()
     }
 }
@@ -231,14 +198,14 @@ impl Shared {
     }
 
     /// The object by its known metadata, if that is fresh and fulfils the conditions, or as the server tells.
-    async fn look(&self, path: &Path, options: &GetOptions) -> Result<KnownObject> {
+    async fn look(&self, path: &Path, options: &GetOptions) -> Result<LookResult> {
         // First: in a forked child a lock may be one that no thread gives back.
-        if self.threads.process.is_forked() {
+        if self.threads.is_forked() {
             return Err(Error::forked());
         }
         let known = self.known.fresh(path);
         if let Some(object) = known.filter(|object| !is_to_be_asked(options, &object.meta)) {
-            return Ok(object);
+            return Ok(LookResult { object, is_kept: true });
         }
         let question = self.known.question();
         let (client, url, first) = (self.client.clone(), self.url(path), first_bytes(options));
@@ -252,22 +219,31 @@ impl Shared {
         }
         let file = opened?;
         let object = KnownObject { meta: meta_of(path, &file), file };
-        if self.known.freshness() != Freshness::Always {
+        let is_kept = self.known.freshness() != Freshness::Always;
+        if is_kept {
             self.known.keep(path, object.clone(), question);
         }
-        Ok(object)
+        Ok(LookResult { object, is_kept })
     }
 
     fn forget(&self, path: &Path) {
-        if !self.threads.process.is_forked() {
-            drop(self.known.forget(path)); // not under the lock: it is given back to the server
+        if !self.threads.is_forked() {
+            drop(self.known.forget(path)); // unlocked: the server has it back
+        }
+    }
+
+    /// Forgets `file`, but not the handle by which another call has replaced it meanwhile.
+    fn forget_handle(&self, path: &Path, file: &ClientFile) {
+        if !self.threads.is_forked() {
+            self.known.forget_if(path, |known| Arc::ptr_eq(&known.file.inner, &file.inner));
         }
     }
 
     /// `range` lies inside the object; the pieces are as they lie in memory.
     async fn read(&self, file: &ClientFile, range: Range<u64>) -> Result<Vec<Bytes>> {
         let len = range.end - range.start;
-        if len <= COPIED_MAX {
+        // A copy is dearer than a pin, and cheaper than to wait for the threads of a store that hangs.
+        if len <= COPIED_MAX || self.threads.is_full() {
             let mut buffer = vec![0; len as usize];
             if file.read_ready(&mut buffer, range.start)? {
                 return Ok(vec![buffer.into()]);
@@ -277,18 +253,32 @@ impl Shared {
         self.threads.run(move || pieces(&file, range)).await
     }
 
-    fn after<T>(&self, path: &Path, error: Error) -> StoreResult<ServerAnswer<T>> {
-        match error.kind() {
-            ErrorKind::Changed => {
-                self.forget(path);
-                Ok(ServerAnswer::Replaced)
-            }
-            _ if self.is_direct(&error) => {
-                self.forget(path);
-                Ok(ServerAnswer::Direct)
-            }
-            _ => Err(store_error(path, error)),
+    /// After an error of a look.
+    fn after_look<T>(&self, path: &Path, error: Error) -> StoreResult<ServerAnswer<T>> {
+        if error.kind() == ErrorKind::Changed {
+            self.forget(path);
+            return Ok(ServerAnswer::Replaced);
         }
+        if self.is_direct(&error) {
+            self.forget(path);
+            return Ok(ServerAnswer::Direct);
+        }
+        Err(store_error(path, error))
+    }
+
+    /// After an error of a read of an object that was looked up. Others may read by the same handle, and each of them
+    /// comes here.
+    fn after_read<T>(&self, looked: &LookResult, error: Error) -> StoreResult<ServerAnswer<T>> {
+        let KnownObject { file, meta } = &looked.object;
+        let path = &meta.location;
+        // A handle that others know as well may be one of a server before the one that is there now.
+        let is_of_old_server = error.kind() == ErrorKind::OwnerDead && looked.is_kept;
+        let is_direct = self.is_direct(&error);
+        if error.kind() != ErrorKind::Changed && !is_direct && !is_of_old_server {
+            return Err(store_error(path, error));
+        }
+        self.forget_handle(path, file);
+        Ok(if is_direct { ServerAnswer::Direct } else { ServerAnswer::Replaced })
     }
 
     fn is_direct(&self, error: &Error) -> bool {
@@ -314,20 +304,21 @@ impl Shared {
         path: &Path,
         options: &GetOptions,
     ) -> StoreResult<ServerAnswer<GetResult>> {
-        let KnownObject { file, meta } = match self.look(path, options).await {
-            Ok(object) => object,
-            Err(error) => return self.after(path, error),
+        let looked = match self.look(path, options).await {
+            Ok(looked) => looked,
+            Err(error) => return self.after_look(path, error),
         };
+        let KnownObject { file, meta } = looked.object.clone();
         options.check_preconditions(&meta)?;
         let range = resolve(options.range.as_ref(), meta.size)?;
         let attributes = self.shown(file.attributes());
         let payload = if options.head || range.is_empty() {
             stream::empty().boxed()
         } else {
-            let mut reading = Reading::new(self, KnownObject { file, meta: meta.clone() }, range.clone());
+            let mut reading = Reading::new(self, looked.object.clone(), range.clone());
             match reading.part().await {
                 Ok(first) => reading.into_stream(first),
-                Err(error) => return self.after(path, error),
+                Err(error) => return self.after_read(&looked, error),
             }
         };
         let payload = GetResultPayload::Stream(payload);
@@ -341,27 +332,36 @@ impl Shared {
     }
 
     async fn get_ranges(&self, path: &Path, ranges: &[Range<u64>]) -> StoreResult<ServerAnswer<Vec<Bytes>>> {
-        let KnownObject { file, meta } = match self.look(path, &GetOptions::new().with_head(true)).await {
-            Ok(object) => object,
-            Err(error) => return self.after(path, error),
+        let looked = match self.look(path, &GetOptions::new().with_head(true)).await {
+            Ok(looked) => looked,
+            Err(error) => return self.after_look(path, error),
         };
+        let KnownObject { file, meta } = looked.object.clone();
         let resolved = ranges.iter().map(|range| resolve(Some(&range.clone().into()), meta.size));
         let resolved = resolved.collect::<StoreResult<Vec<_>>>()?;
+        let is_short = resolved.iter().all(|range| range.end - range.start <= COPIED_MAX);
+        if is_short || self.threads.is_full() {
+            match ready_ranges(&file, &resolved) {
+                Ok(Some(bytes)) => return Ok(ServerAnswer::Answer(bytes)),
+                Ok(None) => {}
+                Err(error) => return self.after_read(&looked, error),
+            }
+        }
         match self.threads.run(move || whole_ranges(&file, &resolved)).await {
             Ok(bytes) => Ok(ServerAnswer::Answer(bytes)),
-            Err(error) => self.after(path, error),
+            Err(error) => self.after_read(&looked, error),
         }
     }
 }
 
 impl NoteWrites for Shared {
     fn note_write(&self, path: &Path) {
-        if !self.threads.process.is_forked() {
+        if !self.threads.is_forked() {
             drop(self.known.note_write(path));
         }
     }
     fn note_writes(&self) {
-        if !self.threads.process.is_forked() {
+        if !self.threads.is_forked() {
             self.known.note_writes();
         }
     }
@@ -416,6 +416,19 @@ fn pieces(file: &ClientFile, range: Range<u64>) -> Result<Vec<Bytes>> {
 }
 
 /// Each in one piece. Waits.
+/// Copies of them, if all are cached.
+fn ready_ranges(file: &ClientFile, ranges: &[Range<u64>]) -> Result<Option<Vec<Bytes>>> {
+    let mut all = Vec::with_capacity(ranges.len());
+    for range in ranges {
+        let mut buffer = vec![0; (range.end - range.start) as usize];
+        if !file.read_ready(&mut buffer, range.start)? {
+            return Ok(None);
+        }
+        all.push(buffer.into());
+    }
+    Ok(Some(all))
+}
+
 fn whole_ranges(file: &ClientFile, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
     let len = |range: &Range<u64>| range.end - range.start;
     if ranges.len() > 1 {
@@ -481,7 +494,7 @@ impl Reading {
     /// The stream after an error: the rest by the store given, if that is wanted and sure to be of this version.
     async fn rest_after(self, error: Error) -> BoxStream<'static, StoreResult<Bytes>> {
         let path = &self.meta.location;
-        self.shared.forget(path);
+        self.shared.forget_handle(path, &self.file);
         let tag = self.meta.e_tag.clone().filter(|tag| !tag.is_empty() && !tag.starts_with("W/"));
         let (true, Some(tag)) = (self.shared.is_direct(&error), tag) else {
             return stream::iter([Err(store_error(path, error))]).boxed();

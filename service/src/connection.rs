@@ -37,6 +37,7 @@ use quinion_owner::internals::viewer::{self, NameRequest, RequestError, Viewer};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::stores::{ObjectMetadata, OpenRequest};
+use crate::threads::Threads;
 use crate::totals::{ServerTotals, TOTALS, TOTALS_NAME};
 
 /// How long the heartbeat of a server may stand still, in milliseconds: a busy machine must not look like an end.
@@ -100,6 +101,8 @@ pub(crate) struct Connection {
     sought: Mutex<Option<Instant>>,
     /// The connection that took the place of this one, or a later one still.
     next: Mutex<Option<Arc<Self>>>,
+    /// For callers that must not block, and for GETs without a server; made when they are needed.
+    threads: OnceLock<Threads>,
 }
 
 /// A request that gives something back to the server; see [`Connection::give_back`].
@@ -183,6 +186,7 @@ impl Connection {
             dead_since: OnceLock::new(),
             sought: Mutex::new(None),
             next: Mutex::new(None),
+            threads: OnceLock::new(),
         });
         connections.known.push(KnownConnection { socket: id, _inode: inode, connection: Arc::clone(&new) });
         Ok(new)
@@ -195,6 +199,17 @@ impl Connection {
     #[inline]
     pub(crate) fn viewer(&self) -> Result<&Viewer> {
         if self.process.is_forked() { Err(Error::forked()) } else { Ok(&self.viewer) }
+    }
+
+    /// # Errors
+    /// [`ErrorKind::Forked`]; [`ErrorKind::Start`].
+    pub(crate) fn threads(&self) -> Result<&Threads> {
+        self.viewer()?;
+        if let Some(threads) = self.threads.get() {
+            return Ok(threads);
+        }
+        let new = Threads::new()?;
+        Ok(self.threads.get_or_init(|| new)) // another thread may have been faster
     }
 
     pub(crate) fn socket(&self) -> &Path {

@@ -1,9 +1,11 @@
 //! File: an object, or a local file, that a client has open.
 //!
 //! ```text
-//!   read_at   object   is the record valid?  no: the server has ended --> the same at the next server, or error
+//!   read_at   object   is the record valid?  no: the server has ended --> the same at the next server, or by GETs of
+//!                                                                         the client's store (`direct.rs`), or error
 //!                      what is cached is copied; the rest is asked for, and copied when it is there
 //!             file     is the record valid?  no, or something goes wrong on the way ----------> pread
+//!   .._async           what is cached is copied at once; the rest is read by a thread of the client's (`threads.rs`)
 //! ```
 //!
 //! The walk and its looks are those of every viewer (`viewer` of `quinion-view`). An object's record says that it
@@ -25,30 +27,26 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use object_store::Attributes;
+use quinion::backend::Identity;
 use quinion::internals::arena::control::{Advice, Counter, Operation, SENT, TO_BE_SENT};
 use quinion::internals::arena::{LAYOUT_VERSION, Validation};
+use quinion::internals::backend::identity_of;
 use quinion_owner::internals::viewer::handshake::DescriptorOffer;
 use quinion_owner::internals::viewer::{self, ReadEnd, RequestError, Viewer};
 
 use crate::connection::{Connection, DEADLINE, RetryDeadline};
 use crate::error::{Error, ErrorKind, Result};
-use crate::open_file::{OpenFile, Reopened, Source, Viewed};
+use crate::open_file::{ObjectOpening, OpenFile, Reopened, Source, Viewed};
 use crate::pin::PinnedBytes;
-use crate::stores::{ObjectMetadata, OpenRequest};
+use crate::ranges::{RangeRead, spans_of};
+use crate::stores::ObjectMetadata;
 
 /// How long the server is waited for on the way to a local file, before the kernel reads.
 const FILE_MAX: Duration = Duration::from_millis(50);
+/// Bytes that a thread reads at a time for an async caller, beside its buffer.
+const ASYNC_BYTES: usize = 8 << 20;
 /// How often bytes that were made ready may be gone again before they are copied.
 const FRUITLESS_MAX: u32 = 16;
-
-/// One range of a [`ClientFile::read_ranges`].
-#[derive(Debug)]
-pub struct RangeRead<'b> {
-    /// Where it begins, in bytes.
-    pub offset: u64,
-    /// Where the bytes go.
-    pub buffer: &'b mut [u8],
-}
 
 /// An object or a local file, open for reading through a server's cache. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -57,13 +55,8 @@ pub struct ClientFile {
 }
 
 impl ClientFile {
-    pub(crate) fn open_object(
-        connection: &Arc<Connection>,
-        url: &str,
-        request: OpenRequest,
-        timeout: Duration,
-    ) -> Result<Self> {
-        OpenFile::object(connection, url, request, timeout).map(|inner| Self { inner })
+    pub(crate) fn open_object(connection: &Arc<Connection>, opening: ObjectOpening<'_>) -> Result<Self> {
+        OpenFile::object(connection, opening).map(|inner| Self { inner })
     }
 
     pub(crate) fn open_local(connection: &Arc<Connection>, path: &Path) -> Result<Self> {
@@ -78,6 +71,7 @@ impl ClientFile {
             name: path.to_string_lossy().into(),
             viewed: answer.map(Viewed::of),
             source: Source::Local(file),
+            direct: None,
             reopened: Reopened::not_yet(Duration::ZERO),
         };
         Ok(Self { inner: Arc::new(inner) })
@@ -131,6 +125,16 @@ impl ClientFile {
         match &self.inner.source {
             Source::Object(metadata) => SystemTime::UNIX_EPOCH.checked_add(metadata.modified),
             Source::Local(file) => file.metadata().and_then(|data| data.modified()).ok(),
+        }
+    }
+
+    /// The identity of a local file, to tell it from another one that its path may lead to by now, also from one that
+    /// has its inode number since it was deleted. `None` of an object, or if the kernel does not say. Asks the kernel,
+    /// and may wait for a file system that hangs.
+    pub fn identity(&self) -> Option<Identity> {
+        match &self.inner.source {
+            Source::Object(_) => None,
+            Source::Local(file) => identity_of(file).ok(),
         }
     }
 
@@ -202,8 +206,18 @@ impl ClientFile {
                 let done = served.map_or(0, |served| served.read(&self.inner.connection, buffer, offset));
                 Ok(done + self.read_by_kernel(file, &mut buffer[done..], offset + done as u64)?)
             }
-            (Source::Object(_), None) => unreachable!("an object that is open has a handle"),
+            (Source::Object(metadata), None) => {
+                let len = metadata.size.saturating_sub(offset).min(buffer.len() as u64) as usize;
+                self.read_direct(&mut [RangeRead { offset, buffer: &mut buffer[..len] }])?;
+                Ok(len)
+            }
         }
+    }
+
+    /// From the client's own store. The ranges lie within the object.
+    fn read_direct(&self, ranges: &mut [RangeRead<'_>]) -> Result<()> {
+        let direct = self.inner.direct.as_ref().ok_or_else(|| Error::owner_dead(self.name()))?;
+        direct.read(self.inner.connection.threads()?, self.name(), ranges)
     }
 
     /// Fills the buffer from byte `offset` on.
@@ -217,12 +231,16 @@ impl ClientFile {
     #[inline]
     fn read_exact_here(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
         let read = self.read_here(buffer, offset)?;
-        if read == buffer.len() {
+        self.check_whole(read, buffer.len(), offset)
+    }
+
+    #[inline]
+    fn check_whole(&self, read: usize, len: usize, offset: u64) -> Result<()> {
+        if read == len {
             return Ok(());
         }
         let text = format!(
-            "cannot read {} bytes at {offset} of {}: it ends after {read} of them; ask for fewer, or use read_at",
-            buffer.len(),
+            "cannot read {len} bytes at {offset} of {}: it ends after {read} of them; ask for fewer, or use read_at",
             self.name()
         );
         Err(Error::new(ErrorKind::EndOfFile, text))
@@ -238,6 +256,15 @@ impl ClientFile {
 
     fn read_ranges_here(&self, ranges: &mut [RangeRead<'_>]) -> Result<()> {
         let viewer = self.inner.connection.viewer()?;
+        if let (Source::Object(metadata), None) = (&self.inner.source, &self.inner.viewed) {
+            let is_inside = |range: &RangeRead<'_>| {
+                let end = range.offset.checked_add(range.buffer.len() as u64);
+                end.is_some_and(|end| end <= metadata.size)
+            };
+            if ranges.iter().all(is_inside) {
+                return self.read_direct(ranges); // else the range that is not tells so
+            }
+        }
         let viewed = self.inner.viewed.as_ref().filter(|viewed| is_valid(viewer, viewed));
         let mut missing = Vec::new();
         for (place, range) in ranges.iter_mut().enumerate() {
@@ -260,8 +287,8 @@ impl ClientFile {
     }
 
     /// The bytes of `range`, or as many as there are. An object's are not copied: the server keeps them in place as
-    /// long as this value lives, or this process does. Those of a local file, which may change, are copied; and so are,
-    /// rarely, those of an object whose place in the cache could not be found.
+    /// long as this value lives, or this process does. Those of a local file, which may change, are copied; and so are
+    /// those of an object that is read without a server, or, rarely, whose place in the cache could not be found.
     ///
     /// # Errors
     /// [`ErrorKind::Full`]: this process has pinned as much as it may; and those of [`ClientFile::read_at`].
@@ -289,6 +316,92 @@ impl ClientFile {
             // The index changed beside each look.
             None => self.copied(range.start, len),
         }
+    }
+
+    /// As [`ClientFile::read_at`], without blocking. Needs no particular runtime. Cached bytes are copied by the first
+    /// poll; for others a thread of the client's waits, of which there are 64 for all clients of a server. Dropping the
+    /// future does not end the thread's read, whose bytes go to the server's cache.
+    ///
+    /// # Errors
+    /// As [`ClientFile::read_at`]; and [`ErrorKind::Start`]: the system gives no threads.
+    pub async fn read_at_async(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
+        let len = match &self.inner.source {
+            Source::Object(metadata) => {
+                metadata.size.saturating_sub(offset).min(buffer.len() as u64) as usize
+            }
+            Source::Local(_) => buffer.len(),
+        };
+        let buffer = &mut buffer[..len];
+        if buffer.is_empty() || self.read_ready(buffer, offset)? {
+            return Ok(len);
+        }
+        let mut done = 0;
+        while done < len {
+            let piece = (len - done).min(ASYNC_BYTES);
+            let at = offset.saturating_add(done as u64);
+            let file = self.clone();
+            let read = move || {
+                let mut bytes = vec![0; piece];
+                let read = file.read_at(&mut bytes, at)?;
+                bytes.truncate(read);
+                Ok(bytes)
+            };
+            let bytes = self.inner.connection.threads()?.run(read).await?;
+            buffer[done..done + bytes.len()].copy_from_slice(&bytes);
+            done += bytes.len();
+            if bytes.len() < piece {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    /// As [`ClientFile::read_exact_at`], without blocking: see [`ClientFile::read_at_async`].
+    ///
+    /// # Errors
+    /// As [`ClientFile::read_exact_at`]; and [`ErrorKind::Start`].
+    pub async fn read_exact_at_async(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+        let read = self.read_at_async(buffer, offset).await?;
+        self.check_whole(read, buffer.len(), offset)
+    }
+
+    /// As [`ClientFile::read_ranges`], without blocking: see [`ClientFile::read_at_async`]. The ranges that are not
+    /// cached take as much memory again while they are read.
+    ///
+    /// # Errors
+    /// As [`ClientFile::read_ranges`]; and [`ErrorKind::Start`].
+    pub async fn read_ranges_async(&self, ranges: &mut [RangeRead<'_>]) -> Result<()> {
+        let mut missing = Vec::new();
+        for range in ranges {
+            if !self.read_ready(range.buffer, range.offset)? {
+                missing.push(range);
+            }
+        }
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let file = self.clone();
+        let asked: Vec<_> = missing.iter().map(|range| (range.offset, range.buffer.len())).collect();
+        let read = move || {
+            let mut all: Vec<_> = asked.iter().map(|&(_, len)| vec![0; len]).collect();
+            let reads = asked.iter().zip(&mut all);
+            let mut reads: Vec<_> =
+                reads.map(|(&(offset, _), buffer)| RangeRead { offset, buffer }).collect();
+            file.read_ranges(&mut reads)?;
+            Ok(all)
+        };
+        let all = self.inner.connection.threads()?.run(read).await?;
+        missing.into_iter().zip(all).for_each(|(range, bytes)| range.buffer.copy_from_slice(&bytes));
+        Ok(())
+    }
+
+    /// As [`ClientFile::pin`], without blocking: a thread of the client's waits for the server, also for cached bytes.
+    ///
+    /// # Errors
+    /// As [`ClientFile::pin`]; and [`ErrorKind::Start`].
+    pub async fn pin_async(&self, range: Range<u64>) -> Result<PinnedBytes> {
+        let file = self.clone();
+        self.inner.connection.threads()?.run(move || file.pin(range)).await
     }
 
     /// Fills the buffer from byte `offset` on, if all of that is cached; no system call is made, and no server asked.
@@ -452,19 +565,6 @@ impl ServedFile<'_> {
         note(viewer, done, asked);
         done
     }
-}
-
-/// In order; ranges that overlap or touch are one.
-fn spans_of<'r>(ranges: impl Iterator<Item = &'r RangeRead<'r>>) -> Vec<Range<u64>> {
-    let mut spans: Vec<Range<u64>> =
-        ranges.map(|range| range.offset..range.offset.saturating_add(range.buffer.len() as u64)).collect();
-    spans.sort_unstable_by_key(|span| span.start);
-    spans.dedup_by(|next, before| {
-        let is_one = next.start <= before.end;
-        before.end = if is_one { before.end.max(next.end) } else { before.end };
-        is_one
-    });
-    spans
 }
 
 #[inline]

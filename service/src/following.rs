@@ -16,11 +16,12 @@
 use std::sync::Arc;
 
 use quinion_object::Freshness;
-use quinion_object::internals::Newest;
+use quinion_object::internals::{CHANGES_MAX, Newest};
 
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Result};
-use crate::file::{ClientFile, RangeRead};
+use crate::file::ClientFile;
+use crate::ranges::RangeRead;
 
 /// An object that is opened again when it has changed: see [`Client::open_following`]. Cheap to clone; clones go on to
 /// a new version together.
@@ -39,7 +40,18 @@ impl Client {
     /// # Errors
     /// As [`Client::open`]; [`ErrorKind::Open`] also for a local file.
     pub fn open_following(&self, name: &str) -> Result<FollowingFile> {
-        let file = self.open(name)?;
+        self.following(name, self.open(name)?)
+    }
+
+    /// As [`Client::open_following`], without blocking: see [`Client::open_async`].
+    ///
+    /// # Errors
+    /// As [`Client::open_following`]; and [`ErrorKind::Start`].
+    pub async fn open_following_async(&self, name: &str) -> Result<FollowingFile> {
+        self.following(name, self.open_async(name).await?)
+    }
+
+    fn following(&self, name: &str, file: ClientFile) -> Result<FollowingFile> {
         if file.metadata().is_none() {
             let text =
                 format!("cannot follow {name}: open_following is for objects; open a local file by open");
@@ -73,12 +85,31 @@ impl FollowingFile {
     /// Those of [`Client::open`]. The version that was open stays so.
     pub fn refresh(&self) -> Result<bool> {
         let file = self.current();
-        let new = self.client.clone().with_freshness(Freshness::Always).open(&self.name)?;
+        Ok(self.take_other(&file, self.asking().open(&self.name)?))
+    }
+
+    /// As [`FollowingFile::refresh`], without blocking: see [`Client::open_async`].
+    ///
+    /// # Errors
+    /// As [`FollowingFile::refresh`]; and [`ErrorKind::Start`].
+    pub async fn refresh_async(&self) -> Result<bool> {
+        let file = self.current();
+        let new = self.asking().open_async(&self.name).await?;
+        Ok(self.take_other(&file, new))
+    }
+
+    /// The client, for an open that asks the store.
+    fn asking(&self) -> Client {
+        self.client.clone().with_freshness(Freshness::Always)
+    }
+
+    /// Takes `new` in place of `file`, if that is of another version. Returns whether it is.
+    fn take_other(&self, file: &ClientFile, new: ClientFile) -> bool {
         let is_other = !file.is_same_object(&new);
         if is_other {
-            self.newest.replace(&file, new);
+            self.newest.replace(file, new);
         }
-        Ok(is_other)
+        is_other
     }
 
     /// How often it went on to another version: if the number is the same before and after some reads, these were of
@@ -94,6 +125,24 @@ impl FollowingFile {
     /// faster than it can be read. The buffer may have been written to.
     pub fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
         self.repeat(|file| file.read_at(buffer, offset))
+    }
+
+    /// As [`FollowingFile::read_at`], without blocking: see [`ClientFile::read_at_async`].
+    ///
+    /// # Errors
+    /// As [`FollowingFile::read_at`]; and [`ErrorKind::Start`].
+    pub async fn read_at_async(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
+        let mut reopened = 0;
+        loop {
+            let file = self.current();
+            match file.read_at_async(buffer, offset).await {
+                Err(error) if reopened < CHANGES_MAX && is_change(&file, &error) => {
+                    reopened += 1;
+                    self.newest.replace(&file, self.client.open_async(&self.name).await?);
+                }
+                answer => return answer,
+            }
+        }
     }
 
     /// As [`ClientFile::read_exact_at`].

@@ -45,7 +45,8 @@
 //!  3. *A client that ends gives back its handles and pins*, however it ends: the server watches the process.
 //!  4. *A server that ends is noticed* within a bounded time. Objects are opened again at the server that listens in
 //!     its place, and read on if they are of the same version; without one, reads of objects fail
-//!     ([`ErrorKind::OwnerDead`]). The kernel reads local files.
+//!     ([`ErrorKind::OwnerDead`]), or, for a client that has a store of its own for that, are GETs of that very version
+//!     ([`Client::with_direct_store`]). The kernel reads local files.
 //!  5. *A forked child has nothing of it* ([`ErrorKind::Forked`]): it connects anew.
 //!
 //! The client itself opens local files, and hands the server its descriptor: so the server reads nothing that the
@@ -63,7 +64,10 @@ mod setbacks;
 mod totals;
 mod stores;
 mod server;
+mod threads;
 mod connection;
+mod ranges;
+mod direct;
 mod open_file;
 mod pin;
 mod file;
@@ -75,12 +79,13 @@ mod client_store;
 pub use client::Client;
 pub use client_store::{ClientStore, ClientStoreBuilder, Failover, cached};
 pub use error::{Error, ErrorKind, Result};
-pub use file::{ClientFile, RangeRead};
+pub use file::ClientFile;
 pub use following::FollowingFile;
 pub use pin::PinnedBytes;
 pub use quinion_object::Freshness;
+pub use ranges::RangeRead;
 pub use revision::{FileRevision, RevisionRead, RevisionRequest};
 pub use revision_attributes::RevisionAttributes;
-pub use server::{Builder, Server, ServerStats};
+pub use server::{Builder, ObjectOpener, Server, ServerStats};
 pub use socket::Socket;
 pub use totals::ServerTotals;

@@ -5,6 +5,9 @@
 //! file keeps the newest. No lock is held while a server is asked: several threads may each open the object, and one of
 //! these is kept.
 //!
+//! Without such a server, and where the client has a store of its own for that, the object is read there (`direct.rs`).
+//! That is not kept: each read looks for a server first.
+//!
 //! The last owner of an open file, a handle or a pin, gives the server its handle back, and the pages that were pinned.
 //! Not in a forked child: there it is the parent's.
 
@@ -20,6 +23,7 @@ use quinion_object::Freshness;
 use quinion_owner::internals::viewer::ViewedFile;
 
 use crate::connection::{Connection, DEADLINE, RetryDeadline};
+use crate::direct::{DirectObject, DirectStore};
 use crate::error::{Error, ErrorKind, Result};
 use crate::stores::{ObjectMetadata, OpenRequest};
 
@@ -27,10 +31,23 @@ use crate::stores::{ObjectMetadata, OpenRequest};
 pub(crate) struct OpenFile {
     pub(crate) connection: Arc<Connection>,
     pub(crate) name: String,
-    /// `None` of a file that the kernel reads.
+    /// `None` of a file that the kernel reads, and of an object that is read from its store.
     pub(crate) viewed: Option<Viewed>,
     pub(crate) source: Source,
+    /// The object at a store of the client's, if it has one for it.
+    pub(crate) direct: Option<Arc<DirectObject>>,
     pub(crate) reopened: Reopened,
+}
+
+/// How an object is opened.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ObjectOpening<'o> {
+    pub(crate) url: &'o str,
+    pub(crate) request: OpenRequest,
+    /// How long reads wait for another server when this one has ended, if there is no store for that time.
+    pub(crate) timeout: Duration,
+    /// The client's stores for the time without a server.
+    pub(crate) direct: &'o [DirectStore],
 }
 
 #[derive(Debug)]
@@ -67,24 +84,27 @@ impl OpenFile {
         Ok(self.reopened.newest.read().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
-    pub(crate) fn object(
-        connection: &Arc<Connection>,
-        url: &str,
-        request: OpenRequest,
-        timeout: Duration,
-    ) -> Result<Arc<Self>> {
+    pub(crate) fn object(connection: &Arc<Connection>, opening: ObjectOpening<'_>) -> Result<Arc<Self>> {
+        let ObjectOpening { url, request, timeout, direct } = opening;
         let (answer, metadata) = connection.open(url, request)?;
+        let direct =
+            if metadata.names_its_version() { DirectObject::of(direct, url, &metadata) } else { None };
+        // The store is there at once.
+        let timeout = if direct.is_some() { Duration::ZERO } else { timeout };
         Ok(Arc::new(Self {
             connection: Arc::clone(connection),
             name: url.into(),
             viewed: Some(Viewed::of(answer)),
             source: Source::Object(metadata),
+            direct,
             reopened: Reopened::not_yet(timeout),
         }))
     }
 
-    /// The result of `read` of the object at the server that is there now, after `dead`: the error of a read that has
-    /// found its server gone. Not of an object without a name for its version, nor in a forked child.
+    /// The result of `read` of the object at the server that is there now, or at the client's own store, after `dead`:
+    /// the error of a read that has found its server gone. Not of an object without a name for its version, nor in a
+    /// forked child.
+    ///
     /// # Errors
     /// `dead`, or a later one like it: there is no server in time. [`ErrorKind::Changed`]; those of an open and of
     /// `read`.
@@ -105,11 +125,12 @@ impl OpenFile {
         loop {
             connection = match connection.successor(self.reopened.timeout) {
                 Ok(next) => next,
-                Err(none) => return Err(none.or(dead)),
+                Err(none) => return self.read_direct(none.or(dead), read),
             };
             // The store is asked: this handle's version may have been taken for current for long.
             let request = OpenRequest { freshness: Some(Freshness::Always), ..OpenRequest::default() };
-            let opened = Self::object(&connection, &self.name, request, self.reopened.timeout);
+            let (url, timeout) = (&*self.name, self.reopened.timeout);
+            let opened = Self::object(&connection, ObjectOpening { url, request, timeout, direct: &[] });
             let answer = opened.map_err(|error| self.not_reopened(error)).and_then(|opened| {
                 if !opened.is_same_version(metadata) {
                     return Err(Error::changed(&self.name));
@@ -119,12 +140,29 @@ impl OpenFile {
             });
             match answer {
                 Err(error) if error.kind() == ErrorKind::OwnerDead => dead = error,
+                Err(error) if error.is_unasked() => return self.read_direct(error, read),
                 answer => return answer,
             }
             if !retry.pause() {
-                return Err(dead);
+                return self.read_direct(dead, read);
             }
         }
+    }
+
+    /// The result of `read` at the client's own store.
+    ///
+    /// # Errors
+    /// `gone`: there is none. Those of `read`.
+    fn read_direct<T>(&self, gone: Error, mut read: impl FnMut(&Arc<Self>) -> Result<T>) -> Result<T> {
+        let (Some(direct), Source::Object(metadata)) = (&self.direct, &self.source) else { return Err(gone) };
+        read(&Arc::new(Self {
+            connection: Arc::clone(&self.connection),
+            name: self.name.clone(),
+            viewed: None,
+            source: Source::Object(metadata.clone()),
+            direct: Some(Arc::clone(direct)),
+            reopened: Reopened::not_yet(Duration::ZERO),
+        }))
     }
 
     fn is_same_version(&self, metadata: &ObjectMetadata) -> bool {

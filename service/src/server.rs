@@ -9,13 +9,13 @@ use std::sync::Arc;
 
 use object_store::ObjectStore;
 use quinion::Cache;
-use quinion_object::{AnswerTimes, FetchError, FetchStats, FirstByte, Options};
+use quinion_object::{AnswerTimes, FetchError, FetchStats, FirstByte, ObjectFile, Options};
 use quinion_owner::CacheOwner;
 use quinion_owner::internals::serve::{Owner, PIN_PERCENT, Service, ServiceOptions, VIEWERS};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::socket::{Listening, Socket};
-use crate::stores::{StoreRequest, Stores};
+use crate::stores::{OpenRequest, StoreRequest, Stores};
 use crate::totals::{ClientCounts, ServerTotals};
 
 /// Threads that answer at first, each of which waits for one miss; more come when all of them wait for stores.
@@ -130,12 +130,33 @@ pub struct Server {
     service: Service,
     owner: Arc<CacheOwner>,
     stores: Arc<Stores>,
+    // Dropped last: a server that waits for the name opens the folder of the disk tier next, and the cache has that
+    // until it has ended. It ends in a bounded time, also if its disk hangs.
     listening: Listening,
 }
 
 impl fmt::Debug for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Server").field("socket", &self.listening.path()).finish_non_exhaustive()
+    }
+}
+
+/// Opens objects of a server's stores for the server's own process: see [`Server::opener`]. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct ObjectOpener {
+    stores: Arc<Stores>,
+}
+
+impl ObjectOpener {
+    /// Opens the object at `url`, by the server's store for it and in its cache: clients that open it share the pages.
+    /// The handle stays with the version that the object is now. Waits for the store.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Open`]: no store has that prefix, or it does not tell what the object is.
+    pub fn open(&self, url: &str) -> Result<ObjectFile> {
+        let opened = self.stores.open_object(url.as_bytes(), OpenRequest::default());
+        let failed = |text| Error::new(ErrorKind::Open, format!("cannot open {text}"));
+        opened.map(|opened| opened.file).map_err(|refusal| failed(refusal.text))
     }
 }
 
@@ -183,6 +204,12 @@ impl Server {
     /// The cache.
     pub fn cache(&self) -> &Cache {
         self.owner.cache()
+    }
+
+    /// Opens objects of the server's stores for this process, on any thread, also when the server has ended. It keeps
+    /// the cache alive.
+    pub fn opener(&self) -> ObjectOpener {
+        ObjectOpener { stores: Arc::clone(&self.stores) }
     }
 
     /// Statistics of the server.

@@ -40,17 +40,22 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// Longer names make paths that no socket can have.
 const NAME_BYTES_MAX: usize = 48;
+/// No socket has a longer path: `sun_path` of unix(7), less the zero at its end.
+const PATH_BYTES_MAX: usize = 107;
 const PAUSE: Duration = Duration::from_millis(2);
 /// How long a server that has just taken the lock may need until it says that it may be replaced.
 const SAYS_SO_MAX: Duration = Duration::from_secs(2);
 
-/// A path, if `name` has a slash, else one in the user's folder.
+/// A path, if `name` has a slash, else one in the user's folder. It leads to the same socket when the process has
+/// another working directory, unless it is too long for that.
 ///
 /// # Errors
-/// It is no name.
+/// It is no name; a relative path, and the working directory is gone.
 pub(crate) fn path_of(name: &str) -> io::Result<PathBuf> {
     if name.contains('/') {
-        return Ok(name.into());
+        let path = std::path::absolute(name)?;
+        let is_short = path.as_os_str().len() <= PATH_BYTES_MAX;
+        return Ok(if is_short { path } else { name.into() });
     }
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     if name.is_empty() || name.len() > NAME_BYTES_MAX || name.starts_with('.') || !name.bytes().all(is_plain)
@@ -357,6 +362,10 @@ mod tests {
             assert!(path_of(name).is_err(), "{name:?}");
         }
         assert_eq!(path_of("/a/b").unwrap(), Path::new("/a/b"));
+        // From another working directory it would lead to another socket.
+        assert_eq!(path_of("./a/b").unwrap(), std::env::current_dir().unwrap().join("a/b"));
+        let long = format!("./{}", "x".repeat(105));
+        assert_eq!(path_of(&long).unwrap(), Path::new(&long), "in full no socket can have it");
         assert!(path_of("tables-1.x_y").unwrap().ends_with("tables-1.x_y.sock"));
     }
 

@@ -23,7 +23,7 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
 use object_store::{Attribute, Attributes, ObjectStore, path::Path};
-use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use percent_encoding::percent_decode_str;
 use quinion::backend::{Attributes as FileAttributes, Identity};
 use quinion::internals::serving::ServedCache;
 use quinion::internals::units::PAGE_SIZE;
@@ -68,8 +68,15 @@ struct StoreEntry {
     prefix: String,
     number: u64,
     objects: ObjectCache,
-    /// Percent-encoded.
+    /// A digest of its name: clients are told it.
     name: Option<String>,
+}
+
+/// A store's name may have its address, its account, and all else that an operator has put there. Clients compare it,
+/// and need not read it.
+fn digest_of_name(name: &str) -> String {
+    let digest = Sha256::new_with_prefix(b"quinion store 1").chain_update(name).finalize();
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 impl Stores {
@@ -107,7 +114,7 @@ impl Stores {
         if prefix.split_once("://").is_none_or(|(scheme, _)| scheme.is_empty()) {
             return Err(format!("{prefix:?} is not a URL prefix; name a store as s3://bucket"));
         }
-        let name = options.name().map(|name| utf8_percent_encode(name, NON_ALPHANUMERIC).to_string());
+        let name = options.name().map(digest_of_name);
         let number = self.count.fetch_add(1, Ordering::Relaxed);
         if let Some(same) = self.all().into_iter().find(|other| other.prefix == prefix && other.name == name)
             && name.is_some()
@@ -200,6 +207,31 @@ impl Stores {
             refusal(Errno(libc::ENODEV), text)
         })
     }
+
+    /// Opens the object at a URL; `name` has that alone. Waits for the store.
+    pub(crate) fn open_object(&self, name: &[u8], request: OpenRequest) -> Result<OpenedObject, NameRefusal> {
+        let (StoreEntry { mut objects, name: store, .. }, key) = self.find(name)?;
+        let failed = |error: Errno, text: &dyn fmt::Display| {
+            refusal(error, format!("{}: {text}", String::from_utf8_lossy(name)))
+        };
+        let key = percent_decode_str(key).decode_utf8().map_err(|error| failed(Errno::INVAL, &error))?;
+        let path = Path::parse(&key).map_err(|error| failed(Errno::INVAL, &error))?;
+        if path.as_ref() != key {
+            return Err(failed(
+                Errno::INVAL,
+                &"a key that begins or ends with a slash cannot be opened; leave the slash out",
+            ));
+        }
+        if let Some(freshness) = request.freshness {
+            objects = objects.with_freshness(freshness);
+        }
+        let opened = match request.first {
+            Some(len) => objects.open_first(&path, len),
+            None => objects.open_with_attributes(&path),
+        };
+        let (file, attributes) = opened.map_err(|error| failed(errno_of_open(&error), &error))?;
+        Ok(OpenedObject { file, attributes, store, ahead: objects.ahead_max() })
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -261,28 +293,10 @@ impl NameOpener for Stores {
             return Err(self.told_totals());
         }
         let (name, lines) = (url_of(name), name.split(|&byte| byte == b'\n').skip(1));
-        let (StoreEntry { mut objects, name: store, .. }, key) = self.find(name)?;
-        let failed = |error: Errno, text: &dyn fmt::Display| {
-            refusal(error, format!("{}: {text}", String::from_utf8_lossy(name)))
-        };
-        let request = OpenRequest::of(lines).ok_or_else(|| failed(Errno::INVAL, &UNKNOWN_OPTION))?;
-        let key = percent_decode_str(key).decode_utf8().map_err(|error| failed(Errno::INVAL, &error))?;
-        let path = Path::parse(&key).map_err(|error| failed(Errno::INVAL, &error))?;
-        if path.as_ref() != key {
-            return Err(failed(
-                Errno::INVAL,
-                &"a key that begins or ends with a slash cannot be opened; leave the slash out",
-            ));
-        }
-        if let Some(freshness) = request.freshness {
-            objects = objects.with_freshness(freshness);
-        }
-        let opened = match request.first {
-            Some(len) => objects.open_first(&path, len),
-            None => objects.open_with_attributes(&path),
-        };
-        let (file, attributes) = opened.map_err(|error| failed(errno_of_open(&error), &error))?;
-        Ok(Arc::new(OpenedObject { file, attributes, store, ahead: objects.ahead_max() }))
+        let unknown =
+            || refusal(Errno::INVAL, format!("{}: {UNKNOWN_OPTION}", String::from_utf8_lossy(name)));
+        let request = OpenRequest::of(lines).ok_or_else(unknown)?;
+        Ok(Arc::new(self.open_object(name, request)?))
     }
 
     fn opens_revisions(&self) -> bool {
@@ -368,8 +382,8 @@ fn errno_of_open(error: &quinion_object::Error) -> Errno {
 }
 
 #[derive(Debug)]
-struct OpenedObject {
-    file: ObjectFile,
+pub(crate) struct OpenedObject {
+    pub(crate) file: ObjectFile,
     attributes: Attributes,
     store: Option<String>,
     ahead: u64,
@@ -551,7 +565,7 @@ mod tests {
         let text = lines.join("\n");
         let (always, time) = (request(Freshness::Always), request(Freshness::For(Duration::new(1, 2))));
         let known = (
-            10,
+            11,
             "s3://b/k\nfirst 64\nfreshness always",
             "s3://b/k\nfirst 64\nfreshness 1.000000002",
             "s3://b/k\nfirst 64\nfreshness immutable",
@@ -653,6 +667,23 @@ mod tests {
         {
             assert!(!unnamed.is_same_version(&unnamed.clone()), "{unnamed:?}");
         }
+    }
+
+    #[test]
+    fn clients_are_told_a_stores_name_by_its_digest() {
+        let named = |name: &str| StoreRequest {
+            prefix: format!("s3://{name}"),
+            store: Arc::new(InMemory::new()),
+            options: Options::new().store_name(format!("at https://user:word@{name}")),
+        };
+        let cache = Cache::builder().memory(16 << 20).build().unwrap();
+        let stores = Stores::new(&cache, ["a", "b"].map(named).into()).unwrap();
+        let told = stores.all().into_iter().map(|store| store.name.unwrap()).collect::<Vec<_>>();
+        assert!(
+            told[0] != told[1] && told.iter().all(|name| !name.contains("word") && name.len() == 64),
+            "{told:?}"
+        );
+        assert_eq!(digest_of_name("x"), digest_of_name("x"));
     }
 
     #[test]

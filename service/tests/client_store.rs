@@ -71,6 +71,33 @@ async fn the_crates_own_tests_pass_over_a_client() {
     }
 }
 
+/// 1. A store does not answer, and as many gets wait for it as a client has threads.
+/// 2. A get of bytes that are cached, which needs no answer, waited as well.
+#[tokio::test]
+async fn cached_bytes_are_read_while_a_store_holds_all_threads_of_a_client() {
+    let server = s3::Server::with_object(1 << 20);
+    let stage = Stage::new(server.store(), 64 << 20);
+    let store = stage.over(server.store(), Freshness::Immutable);
+    let read = async || store.get(&Path::from("object")).await.unwrap().bytes().await.unwrap();
+    s3::check(1, 0, &read().await);
+    server.control.hold();
+    let wait = |at: usize| {
+        let (store, path) = (store.clone(), Path::from(format!("none{at}")));
+        tokio::spawn(async move { store.get(&path).await.map(drop) })
+    };
+    let waiting: Vec<_> = (0..64).map(wait).collect();
+    // Each of them has begun.
+    tokio::task::yield_now().await;
+    tokio::task::yield_now().await;
+    let bytes = tokio::time::timeout(Duration::from_secs(20), read()).await.expect("it is cached");
+    s3::check(1, 0, &bytes);
+    server.control.release();
+    for one in waiting {
+        let error = one.await.unwrap().unwrap_err();
+        assert!(matches!(error, Error::NotFound { .. }), "{error}");
+    }
+}
+
 /// 1. `quinion serve` keeps the storage class of an object as metadata.
 /// 2. A program reads the attributes through a client, and writes the object back with them.
 /// 3. The object had metadata of that name for good, which no user has given.

@@ -16,7 +16,7 @@ use object_store::{
 };
 use quinion::Cache;
 use quinion_object::{Freshness, Options};
-use quinion_service::{Client, ErrorKind, RangeRead, Server};
+use quinion_service::{Client, ClientStore, ErrorKind, RangeRead, Server};
 use quinion_testing_s3 as s3;
 
 const URL: &str = "s3://bucket/object";
@@ -59,6 +59,29 @@ fn a_client_that_follows_goes_on_with_the_new_version_and_its_size() {
     s3::check(5, 9000, &one);
     s3::check(5, 0, &other);
     assert_eq!((following.changes(), following.is_empty()), (2, false));
+}
+
+#[tokio::test]
+async fn a_client_that_follows_goes_on_with_the_new_version_by_async_calls_too() {
+    let (store, folder) = (s3::Server::with_object(LEN), tempfile::tempdir().unwrap());
+    let server = serve(folder.path(), &store);
+    let client = Client::connect(server.socket().to_str().unwrap()).unwrap();
+    let following = client.open_following_async(URL).await.unwrap();
+    let mut buffer = vec![0; LEN + 10];
+    assert_eq!(following.read_at_async(&mut buffer[..4096], 0).await.unwrap(), 4096);
+    s3::check(1, 0, &buffer[..4096]);
+    store.control.change("object");
+    // Partly cached: none of it is of the old version.
+    assert_eq!(following.read_at_async(&mut buffer, 0).await.unwrap(), LEN);
+    s3::check(2, 0, &buffer[..LEN]);
+    assert!(!following.refresh_async().await.unwrap());
+    store.control.put_version("object", LEN + 10, 3);
+    assert!(following.refresh_async().await.unwrap());
+    assert_eq!((following.len(), following.changes()), (LEN as u64 + 10, 2));
+    let file = folder.path().join("file");
+    std::fs::write(&file, [1; 10]).unwrap();
+    let error = client.open_following_async(file.to_str().unwrap()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Open, "{error}");
 }
 
 #[test]
@@ -157,6 +180,68 @@ impl ObjectStore for Unnamed {
     }
     async fn copy_opts(&self, from: &Key, to: &Key, options: CopyOptions) -> StoreResult<()> {
         self.0.copy_opts(from, to, options).await
+    }
+}
+
+/// 1. An object has no strong ETag and no version id. A store over a client takes what it knows of it for current.
+/// 2. The server ends, and another listens in its place. The handle that is kept cannot go on there, so each get
+///    failed.
+#[tokio::test]
+async fn a_store_over_a_client_opens_an_object_without_a_name_for_its_version_at_the_next_server() {
+    let (store, folder) = (Arc::new(Unnamed(InMemory::new())), tempfile::tempdir().unwrap());
+    let socket = folder.path().join("q/s.sock");
+    let serve = || {
+        let cache = Cache::builder().memory(32 << 20).build().unwrap();
+        let server = Server::builder(cache).store("s3://bucket", store.clone(), Options::new());
+        server.start(socket.to_str().unwrap()).unwrap()
+    };
+    let key = Key::from("object");
+    store.0.put(&key, s3::content(1, 90_000).into()).await.unwrap();
+    let first = serve();
+    let client = Client::connect(socket.to_str().unwrap()).unwrap();
+    let over = ClientStore::builder(store.clone(), client, "s3://bucket");
+    let over = over.freshness(Freshness::Immutable).build().unwrap();
+    s3::check(1, 0, &over.get(&key).await.unwrap().bytes().await.unwrap());
+    first.stop();
+    store.0.put(&key, s3::content(2, 90_000).into()).await.unwrap();
+    let _second = serve();
+    s3::check(2, 0, &over.get_range(&key, 0..90_000).await.unwrap());
+}
+
+/// 1. Two gets at a time read by the handle that is kept, whose server has ended, of an object that cannot go on there.
+/// 2. The first of them to find that out forgets the handle and opens another. The other found none to forget, and
+///    failed.
+#[tokio::test]
+async fn all_gets_by_one_kept_handle_go_on_at_the_next_server() {
+    let (store, folder) = (Arc::new(Unnamed(InMemory::new())), tempfile::tempdir().unwrap());
+    let socket = folder.path().join("q/s.sock");
+    let serve = || {
+        let cache = Cache::builder().memory(32 << 20).build().unwrap();
+        let server = Server::builder(cache).store("s3://bucket", store.clone(), Options::new());
+        server.start(socket.to_str().unwrap()).unwrap()
+    };
+    let key = Key::from("object");
+    store.0.put(&key, s3::content(1, 90_000).into()).await.unwrap();
+    let mut server = serve();
+    let client = Client::connect(socket.to_str().unwrap()).unwrap();
+    let over = ClientStore::builder(store.clone(), client, "s3://bucket");
+    let over = over.freshness(Freshness::Immutable).build().unwrap();
+    s3::check(1, 0, &over.get(&key).await.unwrap().bytes().await.unwrap());
+    for version in 2..6 {
+        server.stop();
+        store.0.put(&key, s3::content(version, 90_000).into()).await.unwrap();
+        server = serve();
+        let ranges = [0..50_000, 20_000..90_000];
+        let (one, other, both) = tokio::join!(
+            over.get_range(&key, 0..90_000),
+            over.get_range(&key, 30_000..90_000),
+            over.get_ranges(&key, &ranges)
+        );
+        s3::check(version, 0, &one.unwrap());
+        s3::check(version, 30_000, &other.unwrap());
+        for (bytes, range) in both.unwrap().iter().zip(ranges) {
+            s3::check(version, range.start, bytes);
+        }
     }
 }
 

@@ -7,16 +7,21 @@
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
+use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
+use object_store::ObjectStoreExt;
+use object_store::memory::InMemory;
+use object_store::path::Path as Key;
 use quinion::Cache;
 use quinion::internals::arena::control::{Advice, Operation};
 use quinion::internals::arena::{CellNumber, LAYOUT_VERSION};
 use quinion::internals::units::MappingId;
-use quinion_object::Options;
+use quinion_object::{Freshness, ObjectCache, Options};
 use quinion_owner::internals::viewer::handshake::{
     ANY_CACHE, DescriptorOffer, JoinRequest, NAME_MAX, NO_PLAN, NameOffer,
 };
@@ -189,6 +194,7 @@ fn the_child() {
             drop((pins, files));
         }
         "fork" => fork_and_read(&connect(), &socket),
+        "fork-store" => fork_and_ask_a_store(),
         "be-interrupted" => be_interrupted(&connect()),
         "serve-and-fork" => serve_and_fork(&socket),
         "stranger" => {
@@ -325,6 +331,36 @@ fn fork_and_read(client: &Client, socket: &str) {
             s3::check(1, 0, pin.as_slice().unwrap_or(&pin.to_vec()));
             read_all(&file, 1, 3);
             say(&format!("origin says {status}"));
+        }
+    }
+}
+
+/// The child calls methods that answer from memory, where nothing but a look at the process tells that it is a child.
+fn fork_and_ask_a_store() {
+    let (inner, key) = (Arc::new(InMemory::new()), Key::from("object"));
+    let objects = ObjectCache::new(cache(16 << 20), inner.clone(), Options::new()).unwrap();
+    let store = quinion_object::cached_with(objects, Freshness::Immutable);
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(inner.put(&key, s3::content(1, 9000).into())).unwrap();
+    runtime.block_on(store.head(&key)).unwrap();
+    // SAFETY: the child goes on with this thread alone, and ends by `_exit`.
+    match unsafe { libc::fork() } {
+        0 => {
+            let mut head = pin!(store.head(&key));
+            let answer = head.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            let error = answer.map(|answer| answer.err().map(|error| error.to_string()));
+            store.invalidate(&key);
+            store.invalidate_all();
+            say(&format!("fork says {error:?}"));
+            // SAFETY: it ends the process.
+            unsafe { libc::_exit(0) }
+        }
+        child => {
+            let mut status = 0;
+            // SAFETY: the number is there.
+            unsafe { libc::waitpid(child, &raw mut status, 0) };
+            let size = runtime.block_on(store.head(&key)).unwrap().size;
+            say(&format!("origin says {status} {size}"));
         }
     }
 }
@@ -659,6 +695,17 @@ fn a_forked_child_has_nothing_of_its_parent_and_can_connect_anew() {
     let child = stage.child("fork");
     assert_eq!(child.says("fork says"), "Forked Forked 0");
     assert_eq!(child.says("origin says"), "0");
+}
+
+/// 1 A process reads a store through its own cache, and forks. 2 The child asks the store, which locks what is known
+/// before it sees that the threads are the parent's: it waits for ever if one of them had locked that at the fork.
+#[test]
+fn a_store_over_a_cache_says_in_a_forked_child_that_it_is_the_parents() {
+    let stage = Stage::new(1_000, 64 << 20);
+    let child = stage.child("fork-store");
+    let answer = child.says("fork says");
+    assert!(answer.contains("forked"), "{answer}");
+    assert_eq!(child.says("origin says"), "0 9000");
 }
 
 #[test]

@@ -30,6 +30,26 @@ fn start(folder: &FilePath, settle: impl FnOnce(Builder) -> Builder) -> (Server,
     (server, client)
 }
 
+/// 1. The server's own process opens an object that a client has read: it finds the pages, and sends no GET.
+/// 2. It opens what clients can open, and nothing else.
+#[test]
+fn the_process_of_a_server_opens_objects_in_the_cache_of_its_clients() {
+    let folder = tempfile::tempdir().unwrap();
+    let (server, client) = start(folder.path(), |server| server);
+    let opener = server.opener();
+    client.open(URL).unwrap().read_exact_at(&mut vec![0; LEN], 0).unwrap();
+    let gets = server.totals().gets;
+    let object = opener.open(URL).unwrap();
+    let mut bytes = vec![0; LEN];
+    assert_eq!(object.read_at(&mut bytes, 0).unwrap(), LEN);
+    assert!(bytes.iter().all(|&byte| byte == 7));
+    assert_eq!(server.totals().gets, gets, "the client's pages are there");
+    for (url, why) in [("mem://other/object", "has no store for it"), ("mem://t/none", "mem://t/none")] {
+        let error = opener.open(url).unwrap_err();
+        assert!(error.kind() == ErrorKind::Open && error.to_string().contains(why), "{error}");
+    }
+}
+
 #[test]
 fn a_client_is_told_the_servers_numbers_and_its_question_is_none_of_them() {
     let folder = tempfile::tempdir().unwrap();
@@ -65,6 +85,35 @@ fn a_client_is_told_the_servers_numbers_and_its_question_is_none_of_them() {
     drop((pin, file));
     drop(server);
     assert_eq!(client.server_totals(LONG).unwrap_err().kind(), ErrorKind::OwnerDead);
+}
+
+/// 1. A client pins single bytes, each in a folio of its own, which is larger and is kept whole.
+/// 2. Its share counts the bytes, so it keeps as much memory as all pins of the cache may.
+/// 3. Another reader of the cache pins a byte, and is refused.
+#[test]
+fn a_client_that_pins_single_bytes_has_no_more_than_its_share_of_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let (server, client) = start(folder.path(), |server| server);
+    let file = client.open(URL).unwrap();
+    file.read_exact_at(&mut vec![0; LEN], 0).unwrap();
+    let step = LEN / 1000;
+    let pins: Vec<_> = (0..1000)
+        .map_while(|n| {
+            let at = (n * step) as u64;
+            file.pin(at..at + 1)
+                .inspect_err(|error| assert_eq!(error.kind(), ErrorKind::Full, "{error}"))
+                .ok()
+        })
+        .collect();
+    let kept = server.cache().stats().pinned_bytes;
+    assert!(kept <= MEMORY / 4, "{} pins keep {kept} bytes", pins.len());
+    assert!(pins.len() < 1000 && kept > MEMORY / 8, "{} pins keep {kept} bytes", pins.len());
+    let other = server.opener().open(URL).unwrap();
+    let other_pin = other.pin(LEN as u64 - 1..LEN as u64).unwrap();
+    drop(pins);
+    // A folio counts once, by however many pins it is kept.
+    let again: Vec<_> = (0..1000).map(|at| file.pin(at * 7..at * 7 + 1).unwrap()).collect();
+    drop((again, other_pin));
 }
 
 #[test]

@@ -6,6 +6,7 @@
 //! | requests under way, with their bodies | `SlowDown`, which clients try again |
 //! | time to the next request's headers, also between requests | the connection is closed |
 //! | time without a byte of a request's body | `IncompleteBody` |
+//! | bytes of a signed chunk of a body (chunks.rs) | `InvalidRequest` |
 //! | time in which a client takes no byte of an answer | the connection is closed |
 //!
 //! At the end:
@@ -16,7 +17,8 @@
 //! | whose client sends a body | when that is answered, or after a second without a byte of it |
 //! | whose client takes an answer | when it has it |
 //!
-//! All have some seconds in sum. No bound is for one request alone: clients try again what broke off.
+//! A request is under way until it is answered, and until the store has ended a write that its client no longer waits
+//! for. All have some seconds in sum. No bound is for one request alone: clients try again what broke off.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -37,10 +39,18 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::time::{sleep, timeout};
 use tokio_io_timeout::TimeoutStream;
 
+use crate::chunks;
+
 /// The pause after the system has given no connection, for want of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 /// The longest silence of a client that sends a body while the endpoint ends.
 const SILENCE_AT_END_MAX: Duration = Duration::from_secs(1);
+
+/// A request under way, one of as many as are taken at a time. Its parts that outlive the others keep a clone.
+#[derive(Clone, Debug)]
+pub struct UnderWay {
+    _permit: Arc<OwnedSemaphorePermit>,
+}
 
 /// Bounds on clients.
 #[derive(Clone, Copy, Debug)]
@@ -114,7 +124,13 @@ impl Listening {
             });
         }
         drop((listener, ends, over));
-        let _ = timeout(bounds.end, all_over.recv()).await;
+        // Writes whose clients are gone have a request's permit, and no connection.
+        let all = u32::try_from(bounds.requests).unwrap_or(u32::MAX);
+        let all_ended = async {
+            all_over.recv().await;
+            let _permits = requests.acquire_many(all).await;
+        };
+        let _ = timeout(bounds.end, all_ended).await;
     }
 }
 
@@ -195,7 +211,12 @@ async fn answered(
         let error = s3_error!(SlowDown, "The endpoint has as many requests as it takes.");
         return error.to_http_response().unwrap_or_else(|_| failed());
     };
-    let request = request.map(|body| within(body, silence));
+    let free = UnderWay { _permit: Arc::new(free) };
+    let mut request = request.map(|body| within(body, silence));
+    if let Some(len) = chunks::announced(request.headers()) {
+        request = request.map(|body| chunks::bounded(body, len));
+    }
+    request.extensions_mut().insert(free.clone());
     let response = service.call(request).await.unwrap_or_else(|_| failed());
     response.map(|body| {
         if body.is_end_stream() {

@@ -21,10 +21,13 @@
 //! | 2 | the command line was not understood |
 
 mod routing;
+mod chunks;
 mod endpoint;
 mod keys;
 mod listen;
 mod read;
+mod signed_url;
+mod silence;
 mod upload;
 mod upstream;
 

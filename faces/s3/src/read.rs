@@ -16,6 +16,7 @@ use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Method, StatusCode};
 use object_store::path::Path;
 use object_store::{Attribute, Error as StoreError, GetOptions, GetRange, GetResult, ObjectStore};
+use quinion_object::internals::RangeOutside;
 use quinion_serve::kept_headers;
 use s3s::{Body, S3Error, S3Response, S3Result, s3_error};
 
@@ -33,10 +34,11 @@ pub struct Request<'r> {
     pub headers: &'r HeaderMap,
 }
 
-/// Why there is no answer.
 pub enum Refusal {
     /// An answer of S3's.
     Answer(S3Error),
+    /// The endpoint has no credentials for the store: the message is for the log.
+    Unauthenticated(StoreError),
     /// The store, or the server of the cache, fails for the moment: its message is for the log.
     Failed(StoreError),
 }
@@ -62,12 +64,17 @@ pub async fn read(store: &dyn ObjectStore, request: Request<'_>) -> Result<S3Res
         Err(StoreError::NotModified { .. }) => return Ok(not_modified(tag)),
         Err(StoreError::Precondition { .. }) => return Err(s3_error!(PreconditionFailed).into()),
         Err(StoreError::NotFound { .. }) => return Err(s3_error!(NoSuchKey).into()),
-        Err(StoreError::PermissionDenied { .. } | StoreError::Unauthenticated { .. }) => {
+        Err(error @ StoreError::Unauthenticated { .. }) => return Err(Refusal::Unauthenticated(error)),
+        Err(StoreError::PermissionDenied { .. }) => {
             return Err(s3_error!(AccessDenied, "The store does not let the endpoint read it.").into());
         }
         Err(error) => {
-            // It may be the range, which is no kind of error of its own.
-            let Some(range) = range else { return Err(Refusal::Failed(error)) };
+            // It may be the range, which is no kind of error of its own. A store without an answer is not asked again.
+            if let Some(size) = size_behind(&error) {
+                return Err(unsatisfiable(size).into());
+            }
+            let is_refused = error.to_string().contains("416 Range Not Satisfiable");
+            let Some(range) = range.filter(|_| is_refused) else { return Err(Refusal::Failed(error)) };
             let head = store.get_opts(path, GetOptions::new().with_head(true)).await;
             return Err(match head {
                 Ok(head) if range.as_range(head.meta.size).is_err() => unsatisfiable(head.meta.size).into(),
@@ -90,6 +97,12 @@ pub async fn read(store: &dyn ObjectStore, request: Request<'_>) -> Result<S3Res
 fn body_of(result: GetResult) -> Body {
     let frames = result.into_stream().map(|bytes| bytes.map(Frame::data));
     Body::http_body_unsync(StreamBody::new(frames))
+}
+
+/// The size of the object that does not have the range, if that is the error.
+fn size_behind(error: &StoreError) -> Option<u64> {
+    let StoreError::Generic { source, .. } = error else { return None };
+    source.downcast_ref::<RangeOutside>().map(|outside| outside.size)
 }
 
 fn unsatisfiable(size: u64) -> S3Error {
@@ -159,7 +172,6 @@ fn value(text: String) -> HeaderValue {
     HeaderValue::try_from(text).expect("it has letters and digits alone")
 }
 
-/// The headers of an object.
 fn headers_of(result: &GetResult, is_part: bool) -> HeaderMap {
     let GetResult { meta, range, attributes, .. } = result;
     let mut headers = HeaderMap::new();

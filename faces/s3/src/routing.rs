@@ -15,9 +15,7 @@ use s3s::{S3Error, S3ErrorCode, S3Result, s3_error};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RoutedRequest {
-    /// The cache answers.
     Cached,
-    /// The store answers.
     Store(Access, Answer),
 }
 

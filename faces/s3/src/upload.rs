@@ -1,8 +1,9 @@
 //! Upload: a request's body on its way to a store, checked before its last bytes leave.
 //!
 //! ```text
-//!   client -> signed chunks are decoded and checked (s3s) -> length; checksum of the trailer, if there is one -> store
-//!                                                              | the last piece waits here for it
+//!   client -> long chunks are cut (chunks.rs) -> signed chunks are decoded and checked (s3s)
+//!          -> length; checksum of the trailer, if there is one -> store
+//!                                  | the last piece waits here for it
 //! ```
 //!
 //! A store writes an object when all announced bytes are there. So a body that is wrong at its end, by its length, a
@@ -20,6 +21,8 @@ use futures_util::stream::{self, Stream, StreamExt};
 use s3s::checksum::ChecksumHasher;
 use s3s::crypto::Checksum as _;
 use s3s::{Body, S3Error, S3ErrorCode, S3Result, StdError, TrailingHeaders, s3_error};
+
+use crate::chunks::SIGNED_TOO_LONG;
 
 #[derive(Clone, Debug, Default)]
 pub struct Fault(Arc<Mutex<Option<S3Error>>>);
@@ -73,7 +76,6 @@ struct Upload {
     /// Bytes that are announced and have not come.
     left: u64,
     trailer: Option<HashedTrailer>,
-    /// The last piece.
     held: Option<Bytes>,
     fault: Fault,
 }
@@ -134,8 +136,15 @@ impl HashedTrailer {
 
 /// The S3 error of a body that broke off.
 fn error_of(error: &(dyn std::error::Error + 'static)) -> S3Error {
-    let mut causes = std::iter::successors(Some(error), |error| error.source());
-    if causes.any(|error| error.to_string().contains("Sha256Mismatch")) {
+    let has = |text| {
+        // s3s has the error of what it reads from in a text alone.
+        let mut causes = std::iter::successors(Some(error), |error| error.source());
+        causes.any(|error| error.to_string().contains(text))
+    };
+    if has(SIGNED_TOO_LONG) {
+        return s3_error!(InvalidRequest, "A signed chunk has at most 16 MiB; send shorter ones.");
+    }
+    if has("Sha256Mismatch") {
         let code = S3ErrorCode::Custom("XAmzContentSHA256Mismatch".into());
         let mut error = S3Error::with_message(code, "The body is not what x-amz-content-sha256 says.");
         error.set_status_code(hyper::StatusCode::BAD_REQUEST);

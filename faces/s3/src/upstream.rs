@@ -10,6 +10,7 @@
 //!  1. No header of the endpoint's own request, and no text of an error of the store's, reaches a client: of an error
 //!     it is told the code, the status, and words of the endpoint's.
 //!  2. The store is asked for that very key: one whose segments a URL would fold (`.`, `..`) is refused.
+//!  3. A request ends when the store was silent for too long (silence.rs), and not because it takes long.
 
 use std::fmt;
 use std::time::Duration;
@@ -26,10 +27,11 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use quinion_object::RetryAfterConnector;
 use quinion_serve::config::StoreConfig;
 use quinion_serve::kept_headers::Connector;
-use quinion_serve::stores;
+use quinion_serve::{credentials, stores};
 use s3s::{Body, S3Error, S3ErrorCode, S3Response, S3Result, StdError, s3_error};
 
 use crate::routing::{Answer, Query};
+use crate::silence::Silence;
 
 /// A list of a thousand keys is shorter.
 const DOCUMENT_BYTES_MAX: usize = 32 << 20;
@@ -51,7 +53,8 @@ pub fn http_client(pem: Option<&[u8]>) -> Result<reqwest::Client, String> {
     let builder = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none());
     let certificates = pem.map_or(Ok(Vec::new()), reqwest::Certificate::from_pem_bundle).map_err(failed)?;
     let builder = builder.tls_certs_merge(certificates);
-    builder.connect_timeout(CONNECT_MAX).read_timeout(SILENCE_MAX).build().map_err(failed)
+    // Without `read_timeout`, which counts from the beginning of a request, also while its body is being sent.
+    builder.connect_timeout(CONNECT_MAX).build().map_err(failed)
 }
 
 pub struct Upstream {
@@ -62,6 +65,9 @@ pub struct Upstream {
     region: String,
     /// `None`: requests are not signed.
     credentials: Option<AwsCredentialProvider>,
+    /// Whether the endpoint's account pays for requests, in place of the bucket's.
+    pays: bool,
+    silence_max: Duration,
     http: reqwest::Client,
 }
 
@@ -76,15 +82,12 @@ impl fmt::Debug for Upstream {
 struct RequestHead<'r> {
     method: &'r Method,
     url: &'r str,
-    /// The client's.
     headers: &'r HeaderMap,
 }
 
 pub struct Opened {
     pub name: String,
-    /// For requests of clients.
     pub upstream: Upstream,
-    /// For the cache.
     pub store: AmazonS3,
     /// The name of the store for a disk tier.
     pub store_name: String,
@@ -127,10 +130,19 @@ pub fn open(
         true => format!("https://{name}.s3.{region}.amazonaws.com"),
         false => format!("{store}/{name}"),
     };
+    if is_true(AmazonS3ConfigKey::S3Express) {
+        let text = "AWS_S3_EXPRESS is set, and the endpoint does not open sessions, which directory buckets want; \
+                    unset it, and name another bucket";
+        return Err(failed(&text));
+    }
+    let is_requester = |payer: String| payer.eq_ignore_ascii_case("requester");
+    let pays = is_true(AmazonS3ConfigKey::RequestPayer)
+        || told(AmazonS3ConfigKey::RequestPayer).is_some_and(is_requester);
     let is_signed = !is_true(AmazonS3ConfigKey::SkipSignature);
-    let own = builder.build().map_err(|error| failed(&error))?;
+    let own = credentials::s3(builder, prefix, &options).map_err(|error| failed(&error))?;
     let credentials = is_signed.then(|| own.credentials().clone());
-    let upstream = Upstream { base, store, region, credentials, http: http.clone() };
+    let (silence_max, http) = (SILENCE_MAX, http.clone());
+    let upstream = Upstream { base, store, region, credentials, pays, silence_max, http };
     let store_name = stores::name_of(prefix, &options);
     Ok(Opened { name: name.to_owned(), upstream, store: own, store_name })
 }
@@ -139,10 +151,8 @@ pub struct Request<'r> {
     pub method: Method,
     /// The object; `None` asks for the bucket.
     pub key: Option<&'r str>,
-    /// The parameters.
     pub query: &'r Query,
     pub headers: &'r HeaderMap,
-    /// The body and its length.
     pub body: Option<(BoxStream<'static, Result<Bytes, StdError>>, u64)>,
     pub answer: Answer,
 }
@@ -164,35 +174,46 @@ impl Upstream {
     /// Sends a request to the store, and returns the answer as a client may see it.
     ///
     /// # Errors
-    /// The store's own, by their codes; `ServiceUnavailable`: it could not be asked.
+    /// The store's own, by their codes; `ServiceUnavailable`: it could not be asked. Why there are no
+    /// credentials is in the error's source, for the log.
     pub async fn ask(&self, request: Request<'_>) -> S3Result<S3Response<Body>> {
         let Request { method, key, query, headers, body, answer } = request;
         let url = self.url(key, query)?;
         let head = RequestHead { method: &method, url: &url, headers };
         let headers = self.signed(head, body.is_some()).await?;
         let is_head = method == Method::HEAD;
+        let silence = Silence::new(self.silence_max);
         let mut asked = self.http.request(method, url).headers(headers);
         if let Some((body, len)) = body {
-            asked = asked.header(header::CONTENT_LENGTH, len).body(reqwest::Body::wrap_stream(body));
+            let body = reqwest::Body::wrap_stream(silence.ended_by(body));
+            asked = asked.header(header::CONTENT_LENGTH, len).body(body);
         }
-        // Its text may have the whole URL, which has nothing secret, but does not concern the client.
-        let response = asked.send().await.map_err(|_| unavailable())?;
+        let response = tokio::select! {
+            // Its text may have the whole URL, which has nothing secret, but does not concern the client.
+            response = asked.send() => response.map_err(|_| unavailable())?,
+            () = silence.is_too_long() => return Err(unavailable()),
+        };
         let status = response.status();
         let has_body = !is_head && ![StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&status);
         if !status.is_success() && status != StatusCode::NOT_MODIFIED {
-            let text = if has_body { document(response, ERROR_BYTES_MAX).await? } else { Bytes::new() };
+            let body = silence.bounding(response.bytes_stream());
+            let text = if has_body { document(body, ERROR_BYTES_MAX).await? } else { Bytes::new() };
             return Err(told_error(status, &String::from_utf8_lossy(&text)));
         }
         let mut headers = shown_headers(response.headers());
         let body = match answer {
             _ if !has_body => Body::empty(),
             Answer::Data => {
-                let frames = response.bytes_stream().map(|bytes| bytes.map(Frame::data));
+                let frames = silence.bounding(response.bytes_stream()).map(|bytes| bytes.map(Frame::data));
                 Body::http_body_unsync(StreamBody::new(frames))
             }
             Answer::Document => {
                 headers.remove(header::CONTENT_LENGTH);
-                self.without_account(document(response, DOCUMENT_BYTES_MAX).await?).await.into()
+                let text = document(silence.bounding(response.bytes_stream()), DOCUMENT_BYTES_MAX).await?;
+                if is_error(&text) {
+                    return Err(told_late(&String::from_utf8_lossy(&text)));
+                }
+                self.without_account(text).await.into()
             }
         };
         let mut response = S3Response::with_status(body, status);
@@ -223,23 +244,33 @@ impl Upstream {
     /// The headers of the request to the store, from those of the client's.
     async fn signed(&self, head: RequestHead<'_>, has_body: bool) -> S3Result<HeaderMap> {
         let RequestHead { method, url, headers } = head;
-        let passed =
-            headers.iter().filter(|(name, _)| is_passed_on(name)).map(|(n, v)| (n.clone(), v.clone()));
-        let mut passed: HeaderMap = passed.collect();
+        let passed = headers.iter().filter(|(name, _)| is_passed_on(name.as_str()));
+        let mut passed: HeaderMap = passed.map(|(n, v)| (n.clone(), v.clone())).collect();
         without_chunks(&mut passed);
+        if headers.contains_key("x-amz-trailer") {
+            // It names the checksum behind the body, which was checked here. S3 refuses it without one.
+            passed.remove("x-amz-sdk-checksum-algorithm");
+        }
         let Some(provider) = &self.credentials else { return Ok(passed) };
-        let refused = |_| s3_error!(AccessDenied, "The endpoint has no credentials for the store.");
-        let credential = provider.get_credential().await.map_err(refused)?;
+        let credential = provider.get_credential().await.map_err(|error| {
+            let mut refused = no_credentials();
+            refused.set_source(error.into());
+            refused
+        })?;
         let mut request = HttpRequest::new(HttpRequestBody::empty());
         *request.method_mut() = method.clone();
         *request.uri_mut() = url.parse().map_err(|_| s3_error!(InvalidURI))?;
+        let unsigned = without_opaque(&mut passed)?;
         *request.headers_mut() = passed;
         let digest = headers.get("x-amz-content-sha256").and_then(|digest| digest_of(digest.as_bytes()));
         let authorizer = AwsAuthorizer::new(&credential, "s3", &self.region);
         let authorizer = authorizer.with_sign_payload(!has_body || digest.is_some());
+        let authorizer = authorizer.with_request_payer(self.pays);
         let digest = digest.as_ref().filter(|_| has_body).map(<[u8; 32]>::as_slice);
         authorizer.try_authorize(&mut request, digest).map_err(|_| unavailable())?;
-        Ok(std::mem::take(request.headers_mut()))
+        let mut headers = std::mem::take(request.headers_mut());
+        headers.extend(unsigned);
+        Ok(headers)
     }
 
     /// A document without the name of the account: some stores use the access key for it.
@@ -260,12 +291,20 @@ impl Upstream {
     }
 }
 
+/// The answer to a client of an endpoint without credentials.
+pub fn no_credentials() -> S3Error {
+    s3_error!(
+        AccessDenied,
+        "The endpoint has no credentials for the store. Its log says which were looked for."
+    )
+}
+
 fn unavailable() -> S3Error {
     s3_error!(ServiceUnavailable, "The store behind the endpoint does not answer.")
 }
 
-/// Whether a client's header concerns the object; the others are about its connection or its signature.
-fn is_passed_on(name: &HeaderName) -> bool {
+/// Whether a client's header of this name concerns the object; the others are about its connection or its signature.
+pub fn is_passed_on(name: &str) -> bool {
     const NOT: [&str; 5] = [
         "x-amz-date",
         "x-amz-content-sha256",
@@ -288,18 +327,38 @@ fn is_passed_on(name: &HeaderName) -> bool {
         "if-range",
         "range",
     ];
-    let name = name.as_str();
     OTHERS.contains(&name) || name.starts_with("x-amz-") && !NOT.contains(&name)
 }
 
-/// Removes headers about chunks, which were decoded.
+/// Removes the encoding by chunks, which were decoded. Encodings may stand in several lines.
 fn without_chunks(headers: &mut HeaderMap) {
-    let Some(encoding) = headers.remove(header::CONTENT_ENCODING) else { return };
-    let encodings = encoding.to_str().unwrap_or_default().split(',').map(str::trim);
-    let left: Vec<_> = encodings.filter(|encoding| !encoding.eq_ignore_ascii_case("aws-chunked")).collect();
-    if let (false, Ok(left)) = (left.concat().is_empty(), HeaderValue::from_str(&left.join(","))) {
-        headers.insert(header::CONTENT_ENCODING, left);
+    let lines: Vec<_> = headers.get_all(header::CONTENT_ENCODING).iter().cloned().collect();
+    headers.remove(header::CONTENT_ENCODING);
+    for line in lines {
+        let encodings = line.to_str().unwrap_or_default().split(',').map(str::trim);
+        let left: Vec<_> =
+            encodings.filter(|encoding| !encoding.eq_ignore_ascii_case("aws-chunked")).collect();
+        if let (false, Ok(left)) = (left.concat().is_empty(), HeaderValue::from_str(&left.join(","))) {
+            headers.append(header::CONTENT_ENCODING, left);
+        }
     }
+}
+
+/// Takes out headers with bytes that are not UTF-8, which the crate `object_store` cannot sign: it panics. S3 wants a
+/// signature for those of its own alone.
+fn without_opaque(headers: &mut HeaderMap) -> S3Result<HeaderMap> {
+    let is_opaque = |value: &HeaderValue| std::str::from_utf8(value.as_bytes()).is_err();
+    let names: Vec<_> =
+        headers.iter().filter(|(_, value)| is_opaque(value)).map(|(name, _)| name.clone()).collect();
+    let mut opaque = HeaderMap::new();
+    for name in names {
+        if name.as_str().starts_with("x-amz-") {
+            return Err(s3_error!(InvalidArgument, "The header {name} is not UTF-8; encode it."));
+        }
+        opaque.extend(headers.get_all(&name).iter().map(|value| (name.clone(), value.clone())));
+        headers.remove(&name);
+    }
+    Ok(opaque)
 }
 
 fn digest_of(text: &[u8]) -> Option<[u8; 32]> {
@@ -331,8 +390,10 @@ fn shown_headers(headers: &HeaderMap) -> HeaderMap {
     headers.iter().filter(|(name, _)| is_shown(name)).map(|(n, v)| (n.clone(), v.clone())).collect()
 }
 
-async fn document(response: reqwest::Response, bytes_max: usize) -> S3Result<Bytes> {
-    let mut stream = response.bytes_stream();
+async fn document(
+    mut stream: BoxStream<'static, Result<Bytes, StdError>>,
+    bytes_max: usize,
+) -> S3Result<Bytes> {
     let mut all = BytesMut::new();
     while let Some(bytes) = stream.next().await {
         let bytes = bytes.map_err(|_| unavailable())?;
@@ -342,6 +403,29 @@ async fn document(response: reqwest::Response, bytes_max: usize) -> S3Result<Byt
         all.extend_from_slice(&bytes);
     }
     Ok(all.freeze())
+}
+
+/// Whether the root of a document is `Error`. S3 begins the answers to long copies and to the ends of uploads with 200
+/// before it knows how they end.
+fn is_error(document: &[u8]) -> bool {
+    let mut text = document.strip_prefix(b"\xef\xbb\xbf").unwrap_or(document).trim_ascii_start();
+    for (begin, end) in [(&b"<?"[..], &b"?>"[..]), (b"<!--", b"-->")].into_iter().cycle().take(16) {
+        if text.starts_with(begin) {
+            let Some(at) = text.windows(end.len()).position(|part| part == end) else { return false };
+            text = text[at + end.len()..].trim_ascii_start();
+        }
+    }
+    let rest = text.strip_prefix(b"<Error").and_then(|rest| rest.first());
+    rest.is_some_and(|&byte| b"/>".contains(&byte) || byte.is_ascii_whitespace())
+}
+
+/// The error in a document with the status 200, with the status that its code has.
+fn told_late(text: &str) -> S3Error {
+    let mut error = told_error(StatusCode::INTERNAL_SERVER_ERROR, text);
+    if let Some(status) = error.code().status_code() {
+        error.set_status_code(status);
+    }
+    error
 }
 
 /// An error of the store's, without its text: that may name the account, or what was signed.
@@ -382,15 +466,159 @@ mod tests {
     use super::*;
 
     fn upstream() -> Upstream {
+        opened("h:1", &[]).unwrap()
+    }
+
+    /// A bucket of the store at that address, opened with these variables besides the credentials.
+    fn opened(address: &str, variables: &[(&str, &str)]) -> Result<Upstream, String> {
         let config = StoreConfig {
             prefix: "s3://b".into(),
-            endpoint: Some("http://h:1".into()),
+            endpoint: Some(format!("http://{address}")),
             ..Default::default()
         };
         let environment = [("AWS_ACCESS_KEY_ID", "own-key"), ("AWS_SECRET_ACCESS_KEY", "own-secret")];
-        let environment: Vec<_> = environment.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect();
+        let environment = environment.iter().chain(variables);
+        let environment: Vec<_> = environment.map(|(k, v)| ((*k).into(), (*v).into())).collect();
         let _ = rustls::crypto::ring::default_provider().install_default();
-        open(&config, &environment, &http_client(None).unwrap()).unwrap().upstream
+        open(&config, &environment, &http_client(None).unwrap()).map(|opened| opened.upstream)
+    }
+
+    /// Whether a store takes a request's body, and the bytes that it answers.
+    #[derive(Clone, Copy)]
+    enum Script {
+        TakesAll(&'static str),
+        TakesNothing,
+    }
+
+    /// A bucket of a store that behaves so, and then is silent. It is given up after `silence_max`.
+    async fn upstream_with(script: Script, silence_max: Duration) -> Upstream {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        tokio::spawn(async move {
+            let (stream, _) = listener.accept().await.unwrap();
+            let (mut all, mut buffer) = (Vec::new(), vec![0; 64 << 10]);
+            while let Script::TakesAll(answer) = script {
+                stream.readable().await.unwrap();
+                if let Ok(bytes) = stream.try_read(&mut buffer) {
+                    assert!(bytes > 0, "the connection was closed before the end of the request");
+                    all.extend_from_slice(&buffer[..bytes]);
+                }
+                let Some(head) = all.windows(4).position(|part| part == b"\r\n\r\n") else { continue };
+                let text = String::from_utf8_lossy(&all[..head]).to_lowercase();
+                let len =
+                    text.split("content-length: ").nth(1).map_or("0", |len| len.lines().next().unwrap());
+                if all.len() == head + 4 + len.parse::<usize>().unwrap() {
+                    stream.writable().await.unwrap();
+                    assert_eq!(stream.try_write(answer.as_bytes()).unwrap(), answer.len());
+                    break;
+                }
+            }
+            std::future::pending::<()>().await;
+            drop(stream);
+        });
+        Upstream { silence_max, ..opened(&address, &[]).unwrap() }
+    }
+
+    /// Asks for that, with a body of `pieces` a byte each, with a pause before each; for a minute at most.
+    async fn asked(
+        upstream: &Upstream,
+        method: Method,
+        pieces: u64,
+        pause: Duration,
+    ) -> S3Result<S3Response<Body>> {
+        let body = futures_util::stream::unfold(0, move |at| async move {
+            tokio::time::sleep(pause).await;
+            (at < pieces).then(|| (Ok(Bytes::from_static(b"a")), at + 1))
+        });
+        let answer = if method == Method::GET { Answer::Data } else { Answer::Document };
+        let (headers, query) = (HeaderMap::new(), vec![]);
+        let body = (method != Method::GET).then(|| (body.boxed(), pieces));
+        let request = Request { method, key: Some("k"), query: &query, headers: &headers, body, answer };
+        tokio::time::timeout(Duration::from_secs(60), upstream.ask(request)).await.expect("it ends")
+    }
+
+    fn code_of<T>(answer: S3Result<T>) -> String {
+        answer.map(drop).unwrap_err().code().as_str().to_owned()
+    }
+
+    const DONE: &str = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
+
+    /// 1. A client sends a body for longer than a store may be silent, piece after piece, and the store takes each.
+    /// 2. The request was given up: the time ran from its beginning.
+    #[tokio::test]
+    async fn an_upload_lasts_longer_than_the_longest_silence() {
+        let upstream = upstream_with(Script::TakesAll(DONE), Duration::from_secs(1)).await;
+        let answer = asked(&upstream, Method::PUT, 40, Duration::from_millis(50)).await.unwrap();
+        assert_eq!(answer.status, Some(StatusCode::OK));
+    }
+
+    #[tokio::test]
+    async fn a_silent_store_is_given_up() {
+        let (short, none) = (Duration::from_millis(100), Duration::ZERO);
+        for script in [Script::TakesNothing, Script::TakesAll("")] {
+            let upstream = upstream_with(script, short).await;
+            assert_eq!(code_of(asked(&upstream, Method::PUT, 1000, none).await), "ServiceUnavailable");
+        }
+        let part = "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc";
+        let upstream = upstream_with(Script::TakesAll(part), short).await;
+        assert_eq!(code_of(asked(&upstream, Method::PUT, 1, none).await), "ServiceUnavailable");
+        let upstream = upstream_with(Script::TakesAll(part), short).await;
+        let answer = asked(&upstream, Method::GET, 0, none).await.unwrap();
+        let pieces = tokio::time::timeout(Duration::from_secs(60), answer.output.collect::<Vec<_>>()).await;
+        let pieces = pieces.expect("it ends");
+        assert_eq!(pieces[0].as_ref().unwrap(), "abc");
+        assert!(pieces.len() == 2 && pieces[1].is_err());
+    }
+
+    /// 1. S3 answers 200 at once to the end of an upload, which takes long, and tells an error in the document.
+    /// 2. The document reached the client as it was, with the store's own text.
+    #[tokio::test]
+    async fn an_error_behind_a_status_of_success_is_told_as_one() {
+        const LATE: &str = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n60\r\n\
+            <?xml version=\"1.0\"?>  \n<Error><Code>SlowDown</Code>\
+            <Message>own-key, wait</Message></Error>    \r\n0\r\n\r\n";
+        let upstream = upstream_with(Script::TakesAll(LATE), Duration::from_secs(60)).await;
+        let error = asked(&upstream, Method::POST, 1, Duration::ZERO).await.map(drop).unwrap_err();
+        assert_eq!(
+            (error.code(), error.status_code()),
+            (&S3ErrorCode::SlowDown, Some(StatusCode::SERVICE_UNAVAILABLE))
+        );
+        assert!(!format!("{error:?}").contains("own-key"), "{error:?}");
+        for text in ["<Error/>", " <!-- a --> <Error xmlns='b'>", "<?xml?><!--a--><Error>", "\u{feff}<Error>"]
+        {
+            assert!(is_error(text.as_bytes()), "{text}");
+        }
+        for text in ["", "<?xml", "<Errors>", "<DeleteResult><Error>", "<Error"] {
+            assert!(!is_error(text.as_bytes()), "{text}");
+        }
+        assert_eq!(told_late("<Error/>").status_code(), Some(StatusCode::SERVICE_UNAVAILABLE));
+    }
+
+    #[tokio::test]
+    async fn headers_that_are_not_utf_8_are_passed_on_unsigned_but_for_those_of_s3() {
+        let (upstream, opaque) = (upstream(), HeaderValue::from_bytes(b"caf\xe9").unwrap());
+        let signed = async |name: &'static str| {
+            let headers = HeaderMap::from_iter([(HeaderName::from_static(name), opaque.clone())]);
+            let head = RequestHead { method: &Method::PUT, url: "http://h:1/b/k", headers: &headers };
+            upstream.signed(head, true).await
+        };
+        let passed = signed("content-disposition").await.unwrap();
+        assert_eq!(passed["content-disposition"], opaque);
+        assert!(!passed["authorization"].to_str().unwrap().contains("content-disposition"));
+        assert_eq!(code_of(signed("x-amz-meta-a").await), "InvalidArgument");
+    }
+
+    #[tokio::test]
+    async fn the_account_pays_if_it_is_told_so_and_directory_buckets_are_refused() {
+        for (payer, pays) in [("requester", true), ("TRUE", true), ("false", false)] {
+            let upstream = opened("h:1", &[("AWS_REQUEST_PAYER", payer)]).unwrap();
+            let head =
+                RequestHead { method: &Method::GET, url: "http://h:1/b/k", headers: &HeaderMap::new() };
+            let signed = upstream.signed(head, false).await.unwrap();
+            assert_eq!(signed.contains_key("x-amz-request-payer"), pays, "{payer}");
+        }
+        let refused = opened("h:1", &[("AWS_S3_EXPRESS", "true")]).map(drop).unwrap_err();
+        assert!(refused.contains("AWS_S3_EXPRESS") && refused.contains("unset it"), "{refused}");
     }
 
     #[test]
@@ -426,6 +654,30 @@ mod tests {
         assert_eq!((value("cookie"), value("x-amz-security-token")), (None, None));
         assert_eq!((value("x-amz-meta-a"), value("content-encoding")), (Some("b"), Some("gzip")));
         assert_eq!(value("x-amz-content-sha256"), Some("UNSIGNED-PAYLOAD"));
+    }
+
+    #[tokio::test]
+    async fn headers_about_chunks_and_their_checksum_stay_here_and_other_lines_of_theirs_do_not() {
+        let mut headers = HeaderMap::new();
+        for (name, value) in [
+            ("content-encoding", "aws-chunked"),
+            ("content-encoding", "gzip"),
+            ("x-amz-trailer", "x-amz-checksum-crc32"),
+            ("x-amz-sdk-checksum-algorithm", "CRC32"),
+        ] {
+            headers.append(name, HeaderValue::from_static(value));
+        }
+        let upstream = upstream();
+        let signed = async |headers: &HeaderMap| {
+            let head = RequestHead { method: &Method::PUT, url: "http://h:1/b/k", headers };
+            upstream.signed(head, true).await.unwrap()
+        };
+        let passed = signed(&headers).await;
+        assert_eq!(passed.get_all("content-encoding").iter().collect::<Vec<_>>(), ["gzip"]);
+        assert_eq!(passed.get("x-amz-sdk-checksum-algorithm"), None);
+        // Beside a checksum in the headers it stays.
+        headers.remove("x-amz-trailer");
+        assert_eq!(signed(&headers).await["x-amz-sdk-checksum-algorithm"], "CRC32");
     }
 
     #[tokio::test]

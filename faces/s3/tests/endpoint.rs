@@ -14,10 +14,14 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path as FilePath;
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant};
 
+use hyper::Method;
 use object_store::aws::{AmazonS3, AwsAuthorizer, AwsCredential};
 use object_store::client::{HttpRequest, HttpRequestBody};
+use object_store::signer::Signer;
 use object_store::{ObjectStoreExt, WriteMultipart, integration, path::Path};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
@@ -49,12 +53,14 @@ struct Signed<'s> {
     body: &'s str,
     /// The body that the signature covers.
     digest_of: &'s str,
+    /// More headers, which it covers as well.
+    headers: &'s [(&'static str, &'s str)],
     key: &'s str,
     secret: &'s str,
 }
 
 const SIGNED: Signed<'_> =
-    Signed { method: "GET", target: "/", body: "", digest_of: "", key: KEY, secret: SECRET };
+    Signed { method: "GET", target: "/", body: "", digest_of: "", headers: &[], key: KEY, secret: SECRET };
 
 impl Signed<'_> {
     fn text(&self, address: SocketAddr) -> Vec<u8> {
@@ -63,6 +69,9 @@ impl Signed<'_> {
         let mut request = HttpRequest::new(HttpRequestBody::from(self.digest_of.to_owned()));
         *request.method_mut() = self.method.parse().unwrap();
         *request.uri_mut() = format!("http://{address}{}", self.target).parse().unwrap();
+        for (name, value) in self.headers {
+            request.headers_mut().append(*name, value.parse().unwrap());
+        }
         AwsAuthorizer::new(&credential, "s3", "us-east-1").try_authorize(&mut request, None).unwrap();
         let Self { method, target, body, .. } = self;
         let mut text = format!("{method} {target} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n");
@@ -92,6 +101,27 @@ async fn the_crates_own_tests(store: &AmazonS3) {
     integration::copy_rename_nonexistent_object(store).await;
     integration::stream_get(store).await;
     integration::put_get_attributes(store).await;
+}
+
+/// 1. The endpoint has no credentials for its store.
+/// 2. Its clients were told to come again, and the log had an error of a connection to an address of the machine's.
+#[test]
+fn an_endpoint_without_credentials_tells_its_log_which_to_give_and_its_clients_no_names() {
+    let arguments = ["--store", "s3://bucket", "--anonymous", "--memory", "32M", "--json"];
+    let endpoint = Endpoint::start_alone(&arguments, |command| {
+        command.env("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1");
+    });
+    for target in ["/bucket/a", "/bucket?list-type=2"] {
+        let answer = endpoint.get(target, "");
+        assert!(answer.starts_with("HTTP/1.1 403") && answer.contains("AccessDenied"), "{answer}");
+        assert!(answer.contains("has no credentials") && !answer.contains("AWS_"), "{answer}");
+    }
+    let said = endpoint.said.lock().unwrap();
+    for part in
+        ["\"event\":\"failed\",\"bucket\":\"bucket\"", "AWS_ACCESS_KEY_ID with", "AWS_SKIP_SIGNATURE=true"]
+    {
+        assert!(said.contains(part), "{part}: {said}");
+    }
 }
 
 #[test]
@@ -200,6 +230,43 @@ fn requests_not_signed_by_a_key_of_the_endpoint_are_refused() {
     assert!(said.lines().count() == 1 && !said.contains(real::KEY), "{said}");
 }
 
+/// 1. A client signs a URL by which another one may upload one object.
+/// 2. The other adds a header: the upload was a copy of an object that it may not read.
+#[test]
+fn a_signed_url_allows_the_request_that_was_signed_and_no_more() {
+    let name = "a_signed_url_allows_the_request_that_was_signed_and_no_more";
+    let Some(server) = versitygw(name) else { return };
+    let store = below(&server, "bucket");
+    let (secret, open) = (Path::from("secret"), Path::from("open"));
+    runtime().block_on(store.put(&secret, "hidden".into())).unwrap();
+    let endpoint = Endpoint::start(&server, &["--store", "s3://bucket", "--memory", "32M"]);
+    let client = endpoint.bucket("bucket");
+    let send = |method: Method, lines: &str| {
+        let url = client.signed_url(method.clone(), &open, Duration::from_secs(60));
+        let url = runtime().block_on(url).unwrap();
+        let (path, query, host) = (url.path(), url.query().unwrap(), endpoint.address);
+        let head = format!("{method} {path}?{query} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n");
+        endpoint.raw(format!("{head}Content-Length: 0\r\n{lines}\r\n").as_bytes())
+    };
+    for line in
+        ["x-amz-copy-source: /bucket/secret", "x-amz-tagging: a=b", "x-amz-meta-a: b", "X-Amz-Acl: private"]
+    {
+        let answer = send(Method::PUT, &format!("{line}\r\n"));
+        assert!(answer.starts_with("HTTP/1.1 403") && answer.contains("is not signed"), "{line}: {answer}");
+    }
+    assert!(send(Method::GET, "").starts_with("HTTP/1.1 404"), "an upload that was refused is there");
+    assert!(send(Method::PUT, "").starts_with("HTTP/1.1 200"));
+    assert!(send(Method::GET, "Range: bytes=0-\r\n").starts_with("HTTP/1.1 416"), "it is empty");
+    // By a client that signs them they are taken; but not two sources, of which a store might take either.
+    let put = Signed { method: "PUT", target: "/bucket/open", ..SIGNED };
+    let source = ("x-amz-copy-source", "/bucket/secret");
+    let copied = endpoint.raw(&Signed { headers: &[source], ..put }.text(endpoint.address));
+    assert!(copied.starts_with("HTTP/1.1 200") && send(Method::GET, "").ends_with("hidden"), "{copied}");
+    let two = [source, ("x-amz-copy-source", "/other/secret")];
+    let answer = endpoint.raw(&Signed { headers: &two, ..put }.text(endpoint.address));
+    assert!(answer.starts_with("HTTP/1.1 400") && answer.contains("InvalidArgument"), "{answer}");
+}
+
 /// The list of the bucket with its owners, asked at that address by that key.
 fn below_list(_: &Server, address: SocketAddr, (key, secret): (&str, &str)) -> String {
     let signed = Signed { target: "/bucket?fetch-owner=true&list-type=2", key, secret, ..SIGNED };
@@ -283,6 +350,12 @@ fn unsigned_requests_only_read_and_come_from_no_web_page() {
     );
     assert!(endpoint.get("/bucket/a", "").ends_with("abc"));
     assert!(endpoint.get("/bucket/a", "Origin: http://page.example\r\n").starts_with("HTTP/1.1 403"));
+    // Images, scripts and links of a page have no `Origin`, nor have reads by a page that comes from a bucket.
+    for site in ["cross-site", "same-site", "same-origin"] {
+        let answer = endpoint.get("/bucket/a", &format!("Sec-Fetch-Site: {site}\r\n"));
+        assert!(answer.starts_with("HTTP/1.1 403"), "{site}: {answer}");
+    }
+    assert!(endpoint.get("/bucket/a", "Sec-Fetch-Site: none\r\n").ends_with("abc"), "a user has typed it");
     let named = "GET /bucket/a HTTP/1.1\r\nHost: page.example:9000\r\nConnection: close\r\n\r\n";
     assert!(endpoint.raw(named.as_bytes()).starts_with("HTTP/1.1 403"));
     for method in ["PUT", "DELETE", "POST"] {
@@ -544,6 +617,116 @@ fn all_headers_of_an_object_are_told_by_the_endpoint_as_by_the_store() {
             assert_eq!(answer.ends_with(b"\r\n\r\nobject"), method == "GET", "{text}");
         }
     }
+}
+
+/// The head and the body of the next request of a connection, in lower case.
+fn next_request(reader: &mut BufReader<TcpStream>) -> Option<String> {
+    let (mut head, mut line) = (String::new(), String::new());
+    while reader.read_line(&mut line).is_ok_and(|bytes| bytes > 2) {
+        head.push_str(&line.to_lowercase());
+        line.clear();
+    }
+    let len = head.split("\r\ncontent-length: ").nth(1).map_or("0", |rest| rest.lines().next().unwrap());
+    let mut body = vec![0; len.parse().unwrap()];
+    reader.read_exact(&mut body).ok()?;
+    (!head.is_empty()).then(|| head + &String::from_utf8_lossy(&body))
+}
+
+/// A store at this address, each of whose connections is served by a thread of its own by `serve`.
+fn store_by(serve: impl Fn(TcpStream) + Clone + Send + 'static) -> String {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (stream, serve) = (stream.unwrap(), serve.clone());
+            std::thread::spawn(move || serve(stream));
+        }
+    });
+    format!("http://{address}")
+}
+
+/// An endpoint over a store at that address.
+fn endpoint_over(store: &str, arguments: &[&str]) -> Endpoint {
+    let arguments = [&["--store", "s3://bucket", "--anonymous", "--memory", "32M"][..], arguments].concat();
+    Endpoint::start_alone(&arguments, |command| {
+        command.env("AWS_ACCESS_KEY_ID", "a").env("AWS_SECRET_ACCESS_KEY", "b");
+        command.env("AWS_REGION", "us-east-1").env("AWS_ENDPOINT_URL_S3", store);
+    })
+}
+
+/// 1. A client ends an upload, and goes away while the store still works on it.
+/// 2. The endpoint forgot the object at once. Another client read the old version, which was taken for current.
+/// 3. The store was done. Clients had the old version as long as the freshness said.
+#[test]
+fn a_write_whose_client_is_gone_is_known_when_the_store_has_ended_it() {
+    let (asked, was_asked) = mpsc::channel();
+    let (release, released) = mpsc::channel::<()>();
+    let state = Arc::new((Mutex::new((asked, released)), AtomicU64::new(1)));
+    let store = store_by(move |mut stream| {
+        let mut reader = BufReader::new(stream.try_clone().unwrap());
+        while let Some(request) = next_request(&mut reader) {
+            let (channels, version) = &*state;
+            if request.starts_with("post") {
+                let channels = channels.lock().unwrap();
+                channels.0.send(()).unwrap();
+                channels.1.recv().unwrap();
+                version.fetch_add(1, Ordering::SeqCst); // the test sees it after the answer
+            }
+            let version = version.load(Ordering::SeqCst); // as above
+            let is_part = request.contains("\r\nrange:");
+            let (status, range) = match is_part {
+                true => ("206 Partial Content", "Content-Range: bytes 0-5/6\r\n"),
+                false => ("200 OK", ""),
+            };
+            let body = if request.starts_with("head") {
+                String::new()
+            } else {
+                format!("object{version}")[1..].into()
+            };
+            let lines = "Last-Modified: Fri, 01 Jan 2016 00:00:00 GMT\r\nContent-Length: 6\r\n";
+            let head = format!("HTTP/1.1 {status}\r\nETag: \"{version}\"\r\n{lines}{range}\r\n");
+            let _ = stream.write_all((head + &body).as_bytes()); // the endpoint may be gone
+        }
+    });
+    let endpoint = endpoint_over(&store, &["--freshness", "immutable"]);
+    let read = || endpoint.get("/bucket/a", "").rsplit("\r\n").next().unwrap().to_owned();
+    assert_eq!(read(), "bject1");
+    let end =
+        Signed { method: "POST", target: "/bucket/a?uploadId=u", body: "<C/>", digest_of: "<C/>", ..SIGNED };
+    let mut client = TcpStream::connect(endpoint.address).unwrap();
+    client.write_all(&end.text(endpoint.address)).unwrap();
+    was_asked.recv().unwrap();
+    drop(client);
+    // Long enough that the endpoint knows of the client's end; a shorter time would hide the fault, and fail nothing.
+    for _ in 0..50 {
+        assert_eq!(read(), "bject1");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    release.send(()).unwrap();
+    // As soon as the endpoint has the store's answer.
+    let begun = Instant::now();
+    while read() != "bject2" {
+        assert!(begun.elapsed() < Duration::from_secs(20), "the old version is kept");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// 1. A store does not answer, and a client asks for a range.
+/// 2. When the deadline was over, the endpoint asked once more, with a deadline as long.
+#[test]
+fn a_store_that_does_not_answer_is_not_asked_again_for_a_range() {
+    let requests = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&requests);
+    let store = store_by(move |stream| {
+        let mut reader = BufReader::new(stream);
+        while next_request(&mut reader).is_some() {
+            counted.fetch_add(1, Ordering::SeqCst); // before the answer, after which it is read
+        }
+    });
+    let endpoint = endpoint_over(&store, &["--deadline", "0.5"]);
+    let answer = endpoint.get("/bucket/a", "Range: bytes=0-9\r\n");
+    assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+    assert_eq!(requests.load(Ordering::SeqCst), 1); // as above
 }
 
 /// 1. A client takes an answer slowly; others have sent nothing, parts of headers, and a part of a body.

@@ -23,6 +23,11 @@
 //! ca_certificates = "/etc/ssl/own.pem"
 //! freshness = "30"
 //! deadline = 30          # and others, for how it is fetched (`fetching.rs`)
+//!
+//! [[restore]]
+//! snapshot = "s3://bucket/vm.mem"
+//! socket = "/run/vm.sock"
+//! replay = "/var/lib/quinion/boot.record"   # and others (`RestoreConfig`)
 //! ```
 //!
 //! The command line wins over the file. An unknown key is an error, which names file, line and key. Credentials are in
@@ -34,7 +39,8 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use quinion_object::Freshness;
-use serde::Deserialize;
+use quinion_vm::{Fill, OnFailure, SocketMode, SocketOwner};
+use serde::{Deserialize, Deserializer};
 
 use crate::fetching::{BytesInFlight, Deadline, GetsInFlight, Hedge};
 use crate::price::Price;
@@ -63,6 +69,9 @@ pub struct Config {
     /// The stores.
     #[serde(default, rename = "store")]
     pub stores: Vec<StoreConfig>,
+    /// The snapshots of VMs that are served.
+    #[serde(default, rename = "restore")]
+    pub restores: Vec<RestoreConfig>,
 }
 
 /// The disk tier.
@@ -97,6 +106,93 @@ pub struct StoreConfig {
     pub gets_in_flight: Option<GetsInFlight>,
     /// How many bytes these may have asked for.
     pub bytes_in_flight: Option<BytesInFlight>,
+}
+
+/// A snapshot whose VMs have their page faults answered at a socket.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RestoreConfig {
+    /// The URL of an object below a store's prefix, or the path of a file.
+    pub snapshot: String,
+    /// The diffs above a file, the oldest first.
+    #[serde(default)]
+    pub diff: Vec<PathBuf>,
+    /// The URLs of the packs that an object refers to, if it is a pack. Those of a file lie in its folder.
+    #[serde(default)]
+    pub packs: Vec<String>,
+    /// Where VMMs connect.
+    pub socket: PathBuf,
+    /// The socket's permissions, octal.
+    #[serde(default, deserialize_with = "parsed")]
+    pub socket_mode: Option<SocketMode>,
+    /// The user that the socket is given to, and its group.
+    #[serde(default, deserialize_with = "parsed")]
+    pub socket_owner: Option<SocketOwner>,
+    /// Where the pages that VMs touched are written at the end.
+    pub record: Option<PathBuf>,
+    /// A record whose pages VMs get before they ask.
+    pub replay: Option<PathBuf>,
+    /// Pages that VMs get before they ask.
+    #[serde(default, deserialize_with = "parsed")]
+    pub fill: Option<Fill>,
+    /// Whether VMMs may map the memory of a file.
+    #[serde(default)]
+    pub minor: bool,
+    /// Treatment of a VM that cannot be served.
+    #[serde(default, deserialize_with = "parsed")]
+    pub on_failure: Option<OnFailure>,
+    /// VMs at a time.
+    pub vms_max: Option<usize>,
+    /// Threads that answer.
+    pub workers: Option<usize>,
+    /// How long a fault may wait for a store whose GETs fail.
+    pub deadline: Option<Deadline>,
+}
+
+impl RestoreConfig {
+    /// Whether the snapshot is an object of a store.
+    pub fn is_url(&self) -> bool {
+        self.snapshot.contains("://")
+    }
+}
+
+impl std::str::FromStr for RestoreConfig {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        // The last of them: a key may have some, too.
+        let parts =
+            text.rsplit_once('=').filter(|(snapshot, socket)| !snapshot.is_empty() && !socket.is_empty());
+        let (snapshot, socket) = parts.ok_or_else(|| {
+            format!(
+                "{text:?} has no socket; write it as SNAPSHOT=SOCKET, such as s3://bucket/vm.mem=/run/vm.sock"
+            )
+        })?;
+        Ok(Self {
+            snapshot: snapshot.into(),
+            diff: Vec::new(),
+            packs: Vec::new(),
+            socket: socket.into(),
+            socket_mode: None,
+            socket_owner: None,
+            record: None,
+            replay: None,
+            fill: None,
+            minor: false,
+            on_failure: None,
+            vms_max: None,
+            workers: None,
+            deadline: None,
+        })
+    }
+}
+
+/// A value that is written as text.
+fn parsed<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: std::str::FromStr<Err = String>,
+{
+    String::deserialize(deserializer)?.parse().map(Some).map_err(serde::de::Error::custom)
 }
 
 impl StoreConfig {
@@ -238,6 +334,7 @@ impl Changes {
             ("disk", old.disk != new.disk),
             ("metrics", old.metrics != new.metrics),
             ("price", old.price != new.price),
+            ("restore", old.restores != new.restores),
             ("memory", old.memory.is_some() && new.memory.is_none()),
         ];
         Self {
@@ -305,7 +402,9 @@ mod tests {
     fn a_file_says_all_that_there_is() {
         let text = "name='n'\nmemory='2G'\npopulate=true\npin_percent=50\nmetrics='[::1]:80'\n\
              [disk]\nfolder='/d'\nsize='1T'\n[price]\ngets_1000=1\n\
-             [[store]]\nprefix='s3://b'\nregion='r'\nfreshness='0.5'";
+             [[store]]\nprefix='s3://b'\nregion='r'\nfreshness='0.5'\n\
+             [[restore]]\nsnapshot='s3://b/m'\nsocket='/s'\nsocket_mode='660'\nsocket_owner='1:2'\n\
+             fill='all'\non_failure='leave'\ndeadline=5";
         let config = read(text).unwrap();
         assert_eq!((config.memory, config.populate), (Some(Bytes(2 << 30)), true));
         assert_eq!(config.pin_percent, Some(PinPercent(50)));
@@ -315,6 +414,27 @@ mod tests {
         let freshness = Some(StoreFreshness(Freshness::For(std::time::Duration::from_millis(500))));
         let (prefix, region) = ("s3://b".into(), Some("r".into()));
         assert_eq!(config.stores, [StoreConfig { prefix, region, freshness, ..Default::default() }]);
+        let wanted: RestoreConfig = "s3://b/m=/s".parse().unwrap();
+        let wanted = RestoreConfig {
+            socket_mode: Some(SocketMode(0o660)),
+            socket_owner: Some(SocketOwner { user: 1, group: Some(2) }),
+            fill: Some(Fill::All),
+            on_failure: Some(OnFailure::Leave),
+            deadline: "5".parse().ok(),
+            ..wanted
+        };
+        assert_eq!(config.restores, [wanted]);
+    }
+
+    #[test]
+    fn a_snapshot_of_the_command_line_has_a_socket_behind_its_last_sign_of_equality() {
+        let restore: RestoreConfig = "s3://b/day=1/vm.mem=/run/vm.sock".parse().unwrap();
+        assert_eq!((&*restore.snapshot, restore.is_url()), ("s3://b/day=1/vm.mem", true));
+        assert_eq!(restore.socket, Path::new("/run/vm.sock"));
+        assert!(!"vm.mem=/s".parse::<RestoreConfig>().unwrap().is_url());
+        for text in ["vm.mem", "=/s", "vm.mem=", ""] {
+            assert!(text.parse::<RestoreConfig>().unwrap_err().contains("SNAPSHOT=SOCKET"), "{text:?}");
+        }
     }
 
     #[test]
@@ -348,6 +468,9 @@ mod tests {
             ("[price]\ngigabyte=-1", "line 2", "from 0 on"),
             ("pin_percent=51", "line 1", "1 to 50"),
             ("pin_percent=0", "line 1", "1 to 50"),
+            ("[[restore]]\nsnapshot='s3://b/m'", "line 1", "socket"),
+            ("[[restore]]\nsnapshot='s3://b/m'\nsocket='/s'\nfill='some'", "line 4", "recorded or all"),
+            ("[[restore]]\nsnapshot='s3://b/m'\nsocket='/s'\nsocket_mode='rw'", "line 4", "octal"),
             ("[[store]]\nprefix='s3://b'\nfreshness='never'", "line 3", "`immutable`"),
         ] {
             let error = read(text).unwrap_err();

@@ -76,6 +76,11 @@ impl Deadline {
     pub fn of(self, options: Options) -> Options {
         options.deadline(self.0)
     }
+
+    /// The time.
+    pub fn time(self) -> Duration {
+        self.0
+    }
 }
 
 impl FromStr for Deadline {

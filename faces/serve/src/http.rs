@@ -28,6 +28,7 @@ use tokio::task::LocalSet;
 use tokio::time::timeout;
 
 use crate::metrics;
+use crate::restores::Restores;
 
 /// More connections are closed.
 const CONNECTIONS_MAX: usize = 16;
@@ -59,7 +60,12 @@ impl Monitor {
     }
 
     /// Answers until it is dropped.
-    pub async fn serve(&self, server: &Rc<Server>, price: Option<Price>) -> Infallible {
+    pub async fn serve(
+        &self,
+        server: &Rc<Server>,
+        restores: &Rc<Restores>,
+        price: Option<Price>,
+    ) -> Infallible {
         let free = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         let tasks = LocalSet::new();
         let accepting = async {
@@ -69,10 +75,11 @@ impl Monitor {
                     continue;
                 };
                 let Ok(permit) = Arc::clone(&free).try_acquire_owned() else { continue };
-                let server = Rc::clone(server);
+                let (server, restores) = (Rc::clone(server), Rc::clone(restores));
                 tokio::task::spawn_local(async move {
                     let answer = service_fn(|request| {
-                        std::future::ready(Ok::<_, Infallible>(answer(&server, price, &request)))
+                        let text = || metrics::text_of(&server, price, restores.stats());
+                        std::future::ready(Ok::<_, Infallible>(answer(&server, text, &request)))
                     });
                     let mut http = hyper::server::conn::http1::Builder::new();
                     http.keep_alive(false);
@@ -88,7 +95,11 @@ impl Monitor {
     }
 }
 
-fn answer(server: &Server, price: Option<Price>, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+fn answer(
+    server: &Server,
+    metrics: impl Fn() -> String,
+    request: &Request<Incoming>,
+) -> Response<Full<Bytes>> {
     let with = |status, kind: &'static str, text: String| {
         let response = Response::builder().status(status).header(CONTENT_TYPE, kind);
         response.body(Full::from(text)).expect("its parts are right")
@@ -98,7 +109,7 @@ fn answer(server: &Server, price: Option<Price>, request: &Request<Incoming>) ->
         return plain(StatusCode::METHOD_NOT_ALLOWED, "ask by GET\n");
     }
     match request.uri().path() {
-        "/metrics" => with(StatusCode::OK, metrics::MEDIA_TYPE, metrics::text_of(server, price)),
+        "/metrics" => with(StatusCode::OK, metrics::MEDIA_TYPE, metrics()),
         "/healthz" if server.is_reachable() => plain(StatusCode::OK, "clients can connect\n"),
         "/healthz" => {
             plain(StatusCode::SERVICE_UNAVAILABLE, "clients cannot connect: the socket leads elsewhere\n")

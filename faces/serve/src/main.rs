@@ -3,9 +3,11 @@
 //! ```text
 //!   quinion-serve [--config FILE] [--name NAME] [--memory SIZE] [--disk FOLDER:SIZE] [--store PREFIX]...
 //!                 [--freshness HOW] [--ca-certificates FILE] [--metrics ADDRESS] [--replace]
+//!                 [--restore SNAPSHOT=SOCKET]...
 //!
-//!   read the configuration -> open stores -> take the name -> build the cache -> serve -> READY=1 -> wait for a signal
-//!   SIGTERM, SIGINT: STOPPING=1, the socket is removed, end
+//!   read the configuration -> open stores -> take the name -> build the cache -> serve -> open snapshots of VMs
+//!                                                             -> READY=1 -> wait for a signal
+//!   SIGTERM, SIGINT: STOPPING=1, VMs are ended (`restores.rs`), the socket is removed, end
 //!   SIGHUP: the configuration is read again; stores come and go, memory is resized (`reload.rs`)
 //!   --replace: the server that has the name is sent SIGTERM before the name is taken
 //! ```
@@ -16,19 +18,20 @@
 //! | exit code | means |
 //! |---|---|
 //! | 0 | it was asked to end, by SIGTERM or SIGINT |
-//! | 1 | it could not start; standard error says why |
+//! | 1 | it could not start, or could not serve a snapshot; standard error says why |
 //! | 2 | the command line was not understood |
 
 mod activation;
 mod http;
 mod metrics;
 mod reload;
+mod restores;
 
 use std::cell::RefCell;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -38,18 +41,19 @@ use std::time::Duration;
 
 use clap::Parser;
 use quinion::internals::arena::control::VIEWERS_MAX;
-use quinion_serve::config::{Bytes, Config, Disk, PinPercent, StoreConfig, StoreDefaults};
+use quinion_serve::config::{Bytes, Config, Disk, PinPercent, RestoreConfig, StoreConfig, StoreDefaults};
 use quinion_serve::log::{Form, Log};
-use quinion_serve::price::Savings;
-use quinion_serve::{notify, store_text, stores};
-use quinion_service::{Builder, Server, Socket};
+use quinion_serve::price::{Price, Savings};
+use quinion_serve::{notify, stores};
+use quinion_service::{Builder, Server, ServerStats, Socket};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
 use http::Monitor;
 use reload::Reload;
+use restores::{Restores, Starter, Starting};
 
-/// The deadline for the end of a replaced server.
+/// The deadline for the end of a replaced server, and then for that of its disk tier.
 const REPLACE_MAX: Duration = Duration::from_secs(60);
 /// A store that is gone fails each read; the log has one line of them in this time.
 const FAILURES_EVERY: Duration = Duration::from_secs(2);
@@ -60,7 +64,7 @@ const FAILURE_CHARACTERS_MAX: usize = 1000;
 #[derive(Parser, Clone, Debug)]
 #[command(name = "quinion-serve", version, max_term_width = 100)]
 struct Arguments {
-    /// A file in TOML with what is not said here: name, memory, [disk], [price], [[store]].
+    /// A file in TOML with what is not said here: name, memory, [disk], [price], [[store]], [[restore]].
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// The name that clients connect to, or the path of the socket; `default` if not given.
@@ -87,6 +91,11 @@ struct Arguments {
     store: Vec<String>,
     #[command(flatten)]
     store_defaults: StoreDefaults,
+    /// Answer the page faults of VMs from a snapshot, the URL of an object below a store or the path of a file, at a
+    /// socket, as Firecracker's `Uffd` memory backend asks for it. Given once or more often; [[restore]] of the
+    /// configuration has more options.
+    #[arg(long, value_name = "SNAPSHOT=SOCKET")]
+    restore: Vec<RestoreConfig>,
     /// Answer monitors at this address and port, such as 127.0.0.1:9464: /metrics for Prometheus, and /healthz.
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     metrics: Option<SocketAddr>,
@@ -150,6 +159,7 @@ fn settled(arguments: Arguments) -> Result<Config, String> {
     for store in &mut config.stores {
         store.complete_by(&arguments.store_defaults);
     }
+    config.restores.extend(arguments.restore);
     Ok(config)
 }
 
@@ -212,6 +222,7 @@ fn serve(
     // It fails only if there is one already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let server = Rc::new(start(&config, claim)?);
+    let restores = Rc::new(Restores::default());
     // After a replaced server has released its port.
     let monitor = config.metrics.map(|address| runtime.block_on(Monitor::at(address))).transpose()?;
     let mut values = vec![("socket", server.socket().display().to_string())];
@@ -226,20 +237,22 @@ fn serve(
             log.event("not notified", &[("state", state), ("why", &error.to_string())]);
         }
     };
-    told("READY=1");
+    let starter = Starter { cache: server.cache().clone(), opener: server.opener(), log };
+    let starting = starter.start(config.restores.clone(), &restores)?;
     let price = config.price;
     let reloaded = RefCell::new(Reload::new(config));
     let reload = || reloaded.borrow_mut().reload(settle(), &server, log);
     let monitored = async {
         match &monitor {
-            Some(monitor) => monitor.serve(&server, price).await,
+            Some(monitor) => monitor.serve(&server, &restores, price).await,
             None => std::future::pending().await,
         }
     };
-    let name = runtime.block_on(async {
+    let ended = runtime.block_on(async {
         tokio::select! {
             biased;
-            name = signals.wait_for_end(reload) => name,
+            name = signals.wait_for_end(reload) => Ok(name),
+            why = failed_start(starting, told) => Err(why),
             never = monitored => match never {},
             never = log_failures(&server, log) => match never {},
             never = notify::keep_alive(told) => match never {},
@@ -248,9 +261,26 @@ fn serve(
     told("STOPPING=1");
     drop(monitor);
     drop(populating);
+    restores.stop(log);
     let stats = server.stats();
     Rc::into_inner(server).expect("the monitor's tasks ended with it").stop();
-    let Savings { saved_gets, saved_bytes, .. } = Savings::of(&stats);
+    log_end(ended?, &stats, price, log);
+    Ok(())
+}
+
+/// Tells the service manager when the servers of VMs have been started. Returns only if one cannot be.
+async fn failed_start(starting: Starting, told: impl Fn(&str)) -> String {
+    match starting.done().await {
+        Ok(()) => {
+            told("READY=1");
+            std::future::pending().await
+        }
+        Err(why) => why,
+    }
+}
+
+fn log_end(name: &str, stats: &ServerStats, price: Option<Price>, log: Log) {
+    let Savings { saved_gets, saved_bytes, .. } = Savings::of(stats);
     let mut values = vec![("signal", name.to_owned()), ("clients", stats.clients.to_string())];
     values.extend(
         [("reads", stats.reads), ("saved_gets", saved_gets), ("saved_bytes", saved_bytes)]
@@ -259,7 +289,6 @@ fn serve(
     values.extend(price.map(|price| ("saved_price", format!("{:.6}", price.of(saved_gets, saved_bytes)))));
     let values: Vec<_> = values.iter().map(|(key, value)| (*key, value.as_str())).collect();
     log.event("ended", &values);
-    Ok(())
 }
 
 /// Writes an event for each store of which fetches fail: one in [`FAILURES_EVERY`], of the newest failure.
@@ -267,8 +296,7 @@ async fn log_failures(server: &Server, log: Log) -> Infallible {
     loop {
         tokio::time::sleep(FAILURES_EVERY).await;
         for (store, error) in server.take_store_failures() {
-            let why: String =
-                store_text::shown(&error.to_string()).chars().take(FAILURE_CHARACTERS_MAX).collect();
+            let why: String = error.to_string().chars().take(FAILURE_CHARACTERS_MAX).collect();
             log.event("store failed", &[("store", &store), ("why", &why)]);
         }
     }
@@ -276,6 +304,7 @@ async fn log_failures(server: &Server, log: Log) -> Infallible {
 
 fn start(config: &Config, claim: NameClaim) -> Result<Server, String> {
     stores::check_prefixes(&config.stores)?;
+    restores::check(&config.restores)?;
     let opened = stores::open_all(&config.stores)?;
     let mut builder = quinion::Cache::builder();
     if let Some(Bytes(memory)) = config.memory {
@@ -283,7 +312,12 @@ fn start(config: &Config, claim: NameClaim) -> Result<Server, String> {
         builder = builder.memory(memory);
     }
     if let Some(disk) = &config.disk {
-        builder = builder.disk(quinion::DiskOptions::new(&disk.folder, disk.size.0));
+        let mut options = quinion::DiskOptions::new(&disk.folder, disk.size.0);
+        if matches!(claim, NameClaim::Replacing) {
+            // Its name is this server's before it has written all that it had for the disk.
+            options = options.in_use_max(REPLACE_MAX);
+        }
+        builder = builder.disk(options);
     }
     // After the stores are open and the rest was tried: an error of this server ends no other. And before the cache is
     // built: a replaced server has the disk tier until it ends.
@@ -321,15 +355,25 @@ fn check_memory(bytes: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks whether memory, the disk tier's folder and the monitors' address can be had, as far as that is possible while
-/// another server has them.
+/// Checks whether memory, the disk tier's folder, files of snapshots and the monitors' address can be had, as far as
+/// that is possible while another server has them.
 fn try_out(config: &Config) -> Result<(), String> {
     if let Some(Bytes(memory)) = config.memory {
         quinion::Cache::builder().memory(memory).build().map_err(|error| error.to_string())?;
     }
     if let Some(disk) = &config.disk {
-        let failed = |error| format!("cannot use {} for the disk tier: {error}", disk.folder.display());
-        std::fs::create_dir_all(&disk.folder).map_err(failed)?;
+        try_folder(&disk.folder).map_err(|error| {
+            let remedy = "name a folder that this user can make and write to";
+            format!("cannot use {} for the disk tier: {error}; {remedy}", disk.folder.display())
+        })?;
+    }
+    for restore in &config.restores {
+        let base = (!restore.is_url()).then(|| PathBuf::from(&restore.snapshot));
+        for path in base.iter().chain(&restore.diff).chain(&restore.replay) {
+            std::fs::metadata(path).map_err(|error| {
+                format!("cannot read {}: {error}; name a file that is there, and may be read", path.display())
+            })?;
+        }
     }
     match config.metrics.map(std::net::TcpListener::bind) {
         Some(Err(error)) if error.kind() != std::io::ErrorKind::AddrInUse => {
@@ -337,6 +381,14 @@ fn try_out(config: &Config) -> Result<(), String> {
         }
         _ => Ok(()),
     }
+}
+
+/// Whether a file can be made there. The disk tier's own may be in use by the server that is replaced.
+fn try_folder(folder: &Path) -> std::io::Result<()> {
+    std::fs::create_dir_all(folder)?;
+    let probe = folder.join(format!("quinion.probe.{}", std::process::id()));
+    std::fs::OpenOptions::new().write(true).create_new(true).open(&probe)?;
+    std::fs::remove_file(&probe)
 }
 
 /// Takes the name, or the socket that the service manager has given.

@@ -8,6 +8,8 @@
 //! | `quinion_saved_` | what clients' reads did not ask of stores, and its price, if stores have one |
 //! | `quinion_spent_` | the price of what was asked |
 //! | `quinion_disk_` | the disk tier, if there is one |
+//! | `quinion_restore_` | a server of page faults; `socket` is where its VMs connect. The names are those of `quinion restore` |
+//! | `quinion_restore_vm_` | a VM that is served now, 256 of each server at most; `vm` is its number |
 //!
 //! They are read when a monitor asks; nothing is counted here. The text is OpenMetrics (`prometheus-client`).
 
@@ -23,12 +25,13 @@ use quinion::{DiskStats, Stats};
 use quinion_object::{AnswerTimes, FetchStats, FirstByte};
 use quinion_serve::price::{Price, Savings};
 use quinion_service::{Server, ServerStats};
+use quinion_vm::{RestoreNumber, RestoreStats, RestoreValue};
 
 /// The media type of [`text_of`].
 pub const MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// All metrics of a server.
-pub fn text_of(server: &Server, price: Option<Price>) -> String {
+/// All metrics of a server, and of those of page faults, by their sockets.
+pub fn text_of(server: &Server, price: Option<Price>, restores: Vec<(String, RestoreStats)>) -> String {
     let (cache, service) = (server.cache().stats(), server.stats());
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Snapshot {
@@ -36,6 +39,7 @@ pub fn text_of(server: &Server, price: Option<Price>) -> String {
         service,
         disk: server.cache().disk_stats(),
         price,
+        restores,
     }));
     let mut text = String::new();
     text::encode(&mut text, &registry).expect("a string takes all");
@@ -48,6 +52,7 @@ struct Snapshot {
     service: ServerStats,
     disk: Option<DiskStats>,
     price: Option<Price>,
+    restores: Vec<(String, RestoreStats)>,
 }
 
 impl Collector for Snapshot {
@@ -94,7 +99,9 @@ impl Collector for Snapshot {
             let row = Row { name: format!("quinion_disk_{name}"), help, kind: *kind };
             encode_one(&mut encoder, &row, of(disk))?;
         }
-        Ok(())
+        encode_restores(&mut encoder, &self.restores)?;
+        encode_restore_times(&mut encoder, &self.restores)?;
+        encode_restored_vms(&mut encoder, &self.restores)
     }
 }
 
@@ -247,6 +254,89 @@ fn encode_savings(
     ] {
         let metric = ConstGauge::new(number);
         metric.encode(encoder.encode_descriptor(name, help, None, metric.metric_type())?)?;
+    }
+    Ok(())
+}
+
+/// The name of a family: OpenMetrics has one for a count and its gauge, and here are two.
+fn family_of(number: &RestoreNumber) -> &'static str {
+    if number.is_count && number.name == "vms" { "vms_served" } else { number.name }
+}
+
+fn kind_of(number: &RestoreNumber) -> MetricType {
+    if number.is_count { MetricType::Counter } else { MetricType::Gauge }
+}
+
+fn encode_number(metric: MetricEncoder<'_>, number: &RestoreNumber) -> fmt::Result {
+    match (number.is_count, number.value) {
+        (true, RestoreValue::Whole(value)) => ConstCounter::new(value).encode(metric),
+        (true, RestoreValue::Nanoseconds(value)) => ConstCounter::new(value as f64 / 1e9).encode(metric),
+        (false, RestoreValue::Whole(value)) => {
+            ConstGauge::new(value.min(i64::MAX as u64) as i64).encode(metric)
+        }
+        (false, RestoreValue::Nanoseconds(value)) => ConstGauge::new(value as f64 / 1e9).encode(metric),
+    }
+}
+
+/// A family for each number, with a row for each server.
+fn encode_restores(encoder: &mut DescriptorEncoder<'_>, restores: &[(String, RestoreStats)]) -> fmt::Result {
+    let all: Vec<_> = restores.iter().map(|(socket, stats)| (socket, stats.numbers())).collect();
+    let families = all.first().map_or(0, |(_, numbers)| numbers.len());
+    for family in 0..families {
+        let number = &all[0].1[family];
+        let name = format!("quinion_restore_{}", family_of(number));
+        let mut metrics = encoder.encode_descriptor(&name, number.help, None, kind_of(number))?;
+        for (socket, numbers) in &all {
+            let labels = [("socket", socket.as_str())];
+            encode_number(metrics.encode_family(&labels)?, &numbers[family])?;
+        }
+    }
+    Ok(())
+}
+
+fn encode_restore_times(
+    encoder: &mut DescriptorEncoder<'_>,
+    restores: &[(String, RestoreStats)],
+) -> fmt::Result {
+    if restores.is_empty() {
+        return Ok(());
+    }
+    let (name, help) = ("quinion_restore_fault_seconds", "From reading a fault to its answer");
+    let mut metrics = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
+    for (socket, stats) in restores {
+        // Each bucket has those alone that are in none before.
+        let mut before = 0;
+        let mut alone = |faults: u64| faults - std::mem::replace(&mut before, faults);
+        let ends = stats.latency_buckets().into_iter();
+        let mut buckets: Vec<_> = ends.map(|(end, faults)| (end as f64 / 1e9, alone(faults))).collect();
+        let latency = &stats.counters.latency;
+        buckets.push((f64::MAX, alone(latency.count())));
+        let labels = [("socket", socket.as_str())];
+        let mut server: MetricEncoder<'_> = metrics.encode_family(&labels)?;
+        let (sum, count) = (latency.sum() as f64 / 1e9, latency.count());
+        server.encode_histogram::<[(&str, &str); 0]>(sum, count, &buckets, None)?;
+    }
+    Ok(())
+}
+
+/// A family for each number, with a row for each VM.
+fn encode_restored_vms(
+    encoder: &mut DescriptorEncoder<'_>,
+    restores: &[(String, RestoreStats)],
+) -> fmt::Result {
+    let vms = restores.iter().flat_map(|(socket, stats)| stats.each.iter().map(move |vm| (socket, vm)));
+    let all: Vec<_> =
+        vms.map(|(socket, vm)| (socket, vm.vm.to_string(), vm.process.to_string(), vm.numbers())).collect();
+    let families = all.first().map_or(0, |(.., numbers)| numbers.len());
+    for family in 0..families {
+        let number = &all[0].3[family];
+        let (name, help) =
+            (format!("quinion_restore_vm_{}", number.name), format!("{}, of one VM", number.help));
+        let mut metrics = encoder.encode_descriptor(&name, &help, None, kind_of(number))?;
+        for (socket, vm, process, numbers) in &all {
+            let labels = [("socket", socket.as_str()), ("vm", vm.as_str()), ("process", process.as_str())];
+            encode_number(metrics.encode_family(&labels)?, &numbers[family])?;
+        }
     }
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! Reload: another configuration for a server that runs.
 //!
 //! Stores are added and removed, and memory is resized up to its size at the server's start. Settings that cannot
-//! change while clients read (name, disk tier, monitors' address) are reported, and wait for a restart. Credentials
-//! are in the environment, which is that of the start.
+//! change while clients read (name, disk tier, monitors' address) are reported, and wait for a restart; so do snapshots
+//! of VMs, since to end a server is to end its VMs. Credentials are in the environment, which is that of the start.
 //!
 //! Invariant: a configuration that is not understood, or has a store that cannot be opened, changes nothing.
 
@@ -10,6 +10,8 @@ use quinion_serve::config::{Bytes, Changes, Config};
 use quinion_serve::log::Log;
 use quinion_serve::stores;
 use quinion_service::Server;
+
+use crate::restores;
 
 /// The configuration of the start, and the one in force.
 #[derive(Debug)]
@@ -44,6 +46,7 @@ impl Reload {
         let at_restart = Changes::between(&self.start, &new).at_restart;
         let changes = Changes { at_restart, ..Changes::between(&self.now, &new) };
         stores::check_prefixes(&new.stores)?;
+        restores::check(&new.restores)?;
         let opened = stores::open_all(&changes.added)?;
         // 2. Memory, which is refused in whole.
         if let Some(Bytes(bytes)) = changes.memory {

@@ -20,11 +20,19 @@ use object_store::http::HttpBuilder;
 use object_store::path::Path;
 use object_store::prefix::PrefixStore;
 use object_store::{Certificate, ClientOptions, ObjectStore, ObjectStoreScheme};
+use quinion_object::internals::shown;
 use quinion_object::{Options, RetryAfterConnector};
 use reqwest::Url;
 
 use crate::config::{StoreConfig, read_file};
+use crate::credentials;
 use crate::kept_headers::Connector;
+
+/// The error of an Azure store's builder that has no account.
+const NO_ACCOUNT: &str = "Account must be specified";
+
+/// The variable of the address of an emulator of Azure's.
+const EMULATOR_URL: &str = "AZURITE_BLOB_STORAGE_URL";
 
 /// A prefix with its store and how that is read.
 pub type Opened = (String, (Arc<dyn ObjectStore>, Options));
@@ -80,7 +88,9 @@ pub fn open(
     environment: &[(String, String)],
 ) -> Result<(Arc<dyn ObjectStore>, Options), String> {
     let prefix = &config.prefix;
-    let failed = |error: &dyn std::fmt::Display| format!("cannot use the store {prefix}: {error}");
+    let failed = |error: &dyn std::fmt::Display| {
+        format!("cannot use the store {prefix}: {}", shown(&error.to_string()))
+    };
     let no_store = || {
         failed(
             &"it is no URL of a store; write it as s3://BUCKET, gs://BUCKET, az://CONTAINER or https://HOST/PATH",
@@ -95,11 +105,21 @@ pub fn open(
     let options = options_of(&scheme, config, environment).map_err(|error| failed(&error))?;
     let name = name_of(prefix, &options);
     let client = client_options(config)?;
-    let store = built(&scheme, &url, &options, client).map_err(|error| failed(&error))?;
+    let described = StoreDescription { prefix, scheme: &scheme, url: &url, options: &options };
+    let store = built(&described, client).map_err(|error| {
+        let is_account = error.to_string().contains(NO_ACCOUNT);
+        if is_account {
+            failed(&format_args!("{error}; set AZURE_STORAGE_ACCOUNT_NAME"))
+        } else {
+            failed(&error)
+        }
+    })?;
     let store: Arc<dyn ObjectStore> =
         if folder == Path::default() { store } else { Arc::new(PrefixStore::new(store, folder)) };
     let freshness = config.freshness.unwrap_or_default().0;
     let options = Options::new().store_name(name).freshness(freshness);
+    // Those of nginx and Apache are of a file's time and size.
+    let options = if scheme == ObjectStoreScheme::Http { options.etags_are_times() } else { options };
     Ok((store, fetched_as(config, options)))
 }
 
@@ -135,30 +155,44 @@ pub fn ca_certificates(config: &StoreConfig) -> Result<Option<Vec<u8>>, String> 
     read_file(path).map(Some).map_err(failed)
 }
 
+/// The settings of a store.
+struct StoreDescription<'d> {
+    prefix: &'d str,
+    scheme: &'d ObjectStoreScheme,
+    url: &'d Url,
+    options: &'d [(String, String)],
+}
+
 /// A store by its builder, which takes no option of another kind of store.
 fn built(
-    scheme: &ObjectStoreScheme,
-    url: &Url,
-    options: &[(String, String)],
+    described: &StoreDescription<'_>,
     client: ClientOptions,
 ) -> object_store::Result<Arc<dyn ObjectStore>> {
+    let StoreDescription { prefix, scheme, url, options } = *described;
     macro_rules! by {
         ($builder:ty, $url:expr, $connector:expr) => {{
             let builder = <$builder>::new().with_url($url).with_client_options(client);
             let builder = builder.with_http_connector(RetryAfterConnector($connector));
             let told = options.iter().filter_map(|(key, value)| Some((key.parse().ok()?, value)));
-            let builder = told.fold(builder, |builder, (key, value)| builder.with_config(key, value));
-            Ok(Arc::new(builder.build()?))
+            told.fold(builder, |builder, (key, value)| builder.with_config(key, value))
         }};
     }
-    match scheme {
-        ObjectStoreScheme::AmazonS3 => by!(AmazonS3Builder, url.as_str(), Connector::Keeping),
-        ObjectStoreScheme::GoogleCloudStorage => {
-            by!(GoogleCloudStorageBuilder, url.as_str(), Connector::LeavingOut)
+    let store: Arc<dyn ObjectStore> = match scheme {
+        ObjectStoreScheme::AmazonS3 => {
+            let builder = by!(AmazonS3Builder, url.as_str(), Connector::Keeping);
+            Arc::new(credentials::s3(builder, prefix, options)?)
         }
-        ObjectStoreScheme::MicrosoftAzure => by!(MicrosoftAzureBuilder, url.as_str(), Connector::LeavingOut),
-        _ => by!(HttpBuilder, url.origin().ascii_serialization(), Connector::LeavingOut),
-    }
+        ObjectStoreScheme::GoogleCloudStorage => {
+            let builder = by!(GoogleCloudStorageBuilder, url.as_str(), Connector::LeavingOut);
+            Arc::new(credentials::google(builder, prefix, options)?)
+        }
+        ObjectStoreScheme::MicrosoftAzure => {
+            let builder = by!(MicrosoftAzureBuilder, url.as_str(), Connector::LeavingOut);
+            Arc::new(credentials::azure(builder, prefix, options)?)
+        }
+        _ => Arc::new(by!(HttpBuilder, url.origin().ascii_serialization(), Connector::LeavingOut).build()?),
+    };
+    Ok(store)
 }
 
 /// The options of a store's builder.
@@ -200,6 +234,16 @@ pub fn options_of(
         (None, None, None) => {}
         (None, ..) => return Err("`endpoint` and `region` are for s3:// alone; remove them"),
     }
+    // The builder reads the emulator's address from the environment itself; here it tells one from another.
+    let is_emulated = |(key, value): &(String, String)| {
+        let is_true = ["1", "true", "on", "yes", "y"].contains(&&*value.to_ascii_lowercase());
+        key == "azure_storage_use_emulator" && is_true
+    };
+    if options.iter().any(is_emulated) {
+        let told = environment.iter().find(|(key, _)| key == EMULATOR_URL);
+        let url = told.map_or("http://127.0.0.1:10000", |(_, url)| url);
+        options.push((EMULATOR_URL.to_ascii_lowercase(), url.to_owned()));
+    }
     let is_http = |(key, value): &(String, String)| is_endpoint(key) && value.starts_with("http://");
     let is_plain = options.iter().any(is_http)
         || *scheme == ObjectStoreScheme::Http && config.prefix.starts_with("http://");
@@ -217,7 +261,9 @@ pub fn name_of(prefix: &str, options: &[(String, String)]) -> String {
 
 /// Whether an option says where the store answers; other services' endpoints are in the environment as well.
 fn is_endpoint(key: &str) -> bool {
-    ["aws_endpoint", "aws_endpoint_url", "azure_storage_endpoint", "azure_endpoint"].contains(&key)
+    let all =
+        ["aws_endpoint", "aws_endpoint_url", "azure_storage_endpoint", "azure_endpoint", "google_base_url"];
+    all.contains(&key) || key.eq_ignore_ascii_case(EMULATOR_URL)
 }
 
 /// The account that asks the store: the disk tier does not give one account's bytes to another. None of it is a secret.
@@ -250,6 +296,20 @@ mod tests {
         (key.into(), value.into())
     }
 
+    /// 1. A file behind a web server is replaced by one with the same size and time, as tools do that keep times.
+    /// 2. Its ETag is made of these, so the disk tier gave the old bytes, for ever.
+    #[test]
+    fn etags_of_web_servers_name_no_bytes_for_ever() {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let environment = [pair("AWS_REGION", "r"), pair("AWS_SKIP_SIGNATURE", "true")];
+        for (prefix, are_times) in [("https://h/x", true), ("http://h", true), ("s3://b", false)] {
+            let config = StoreConfig { prefix: prefix.into(), ..Default::default() };
+            let (_, options) = open(&config, &environment).unwrap();
+            let text = format!("etags_are_times: {are_times}");
+            assert!(format!("{options:?}").contains(&text), "{prefix}: {options:?}");
+        }
+    }
+
     #[test]
     fn the_nearest_endpoint_wins_and_a_plain_one_is_allowed() {
         let mut config = StoreConfig { prefix: "s3://b".into(), ..Default::default() };
@@ -261,6 +321,43 @@ mod tests {
         assert_eq!(found, [pair("aws_endpoint", "http://s3"), pair("allow_http", "true")]);
         config.endpoint = Some("https://own".into());
         assert_eq!(options(&config, &environment), [pair("aws_endpoint", "https://own")]);
+    }
+
+    #[test]
+    fn plain_endpoints_of_google_and_of_azure_are_allowed_and_tell_stores_apart() {
+        let of = |prefix: &str, environment: &[(&str, &str)]| {
+            let config = StoreConfig { prefix: prefix.into(), ..Default::default() };
+            let options = options(&config, environment);
+            (options.contains(&pair("allow_http", "true")), name_of(prefix, &options))
+        };
+        let google = |url| of("gs://b", &[("GOOGLE_BASE_URL", url)]);
+        let azure = |name, url| of("az://c", &[("AZURE_STORAGE_ACCOUNT_NAME", "one"), (name, url)]);
+        let emulator = |url| {
+            let account = ("AZURE_STORAGE_ACCOUNT_NAME", "one");
+            of(
+                "az://c",
+                &[account, ("AZURE_STORAGE_USE_EMULATOR", "True"), ("AZURITE_BLOB_STORAGE_URL", url)],
+            )
+        };
+        let all = [
+            google("http://h:1"),
+            google("http://h:2"),
+            of("gs://b", &[]),
+            azure("AZURE_ENDPOINT", "http://h:1/one"),
+            azure("AZURE_STORAGE_ENDPOINT", "http://h:2/one"),
+            emulator("http://h:1"),
+            emulator("http://h:2"),
+            of("az://c", &[("AZURE_STORAGE_ACCOUNT_NAME", "one"), ("AZURE_STORAGE_USE_EMULATOR", "1")]),
+            of("az://c", &[("AZURE_STORAGE_ACCOUNT_NAME", "one"), ("AZURE_STORAGE_USE_EMULATOR", "false")]),
+        ];
+        assert_eq!(
+            all.each_ref().map(|(is_plain, _)| *is_plain),
+            [true, true, false, true, true, true, true, true, false]
+        );
+        for (at, (_, name)) in all.iter().enumerate() {
+            assert!(all[..at].iter().all(|(_, other)| other != name), "{name}");
+        }
+        assert!(!google("https://h").0);
     }
 
     #[test]
@@ -292,6 +389,21 @@ mod tests {
         let config = StoreConfig { prefix: "az://c".into(), ..Default::default() };
         let options = options(&config, &environment);
         assert_eq!(identity(&options), [&pair("azure_storage_account_name", "one")]);
+    }
+
+    #[test]
+    fn a_store_with_half_of_its_settings_is_refused_with_the_name_of_the_other_half() {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        for (prefix, environment, words) in [
+            ("az://c", &[][..], "set AZURE_STORAGE_ACCOUNT_NAME"),
+            ("s3://b", &[("AWS_SECRET_ACCESS_KEY", "x")][..], "AWS_ACCESS_KEY_ID is not; set both"),
+        ] {
+            let config = StoreConfig { prefix: prefix.into(), ..Default::default() };
+            let environment: Vec<_> = environment.iter().map(|(key, value)| pair(key, value)).collect();
+            let error = open(&config, &environment).map(drop).unwrap_err();
+            assert!(error.starts_with(&format!("cannot use the store {prefix}: ")), "{error}");
+            assert!(error.contains(words), "{words}: {error}");
+        }
     }
 
     #[test]

@@ -23,6 +23,7 @@ use object_store::aws::AmazonS3Builder;
 use object_store::path::Path as ObjectPath;
 use object_store::{Certificate, ClientOptions, ObjectStore, ObjectStoreExt};
 use quinion_service::{Client, ErrorKind, RevisionRead, RevisionRequest};
+use rustix::fs::{FlockOperation, flock};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
@@ -284,8 +285,8 @@ fn a_server_that_cannot_start_says_why_in_one_line() {
     refused(&["--store", prefix, "--metrics", &address], &address);
 }
 
-/// A web server that knows no ranges: it answers each GET with the whole file. Ends with the process.
-fn web_server_without_ranges() -> String {
+/// A web server that gives to each request, by the lines of its head, the answer of `answer`. Ends with the process.
+fn web_server(answer: impl Fn(&[String]) -> Vec<u8> + Send + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     std::thread::spawn(move || {
@@ -293,16 +294,23 @@ fn web_server_without_ranges() -> String {
             let mut stream = stream.unwrap();
             let lines = BufReader::new(&stream).lines().map_while(Result::ok);
             let head: Vec<String> = lines.take_while(|line| !line.is_empty()).collect();
-            let mut answer = b"HTTP/1.1 200 OK\r\nContent-Length: 8192\r\nConnection: close\r\n\
-                               Last-Modified: Sat, 01 Aug 2026 10:00:00 GMT\r\n\r\n"
-                .to_vec();
-            if head.first().is_some_and(|line| line.starts_with("GET")) {
-                answer.extend(data(1, 8192));
-            }
-            let _ = stream.write_all(&answer);
+            let _ = stream.write_all(&answer(&head));
         }
     });
     format!("http://{address}")
+}
+
+/// A web server that knows no ranges: it answers each GET with the whole file.
+fn web_server_without_ranges() -> String {
+    web_server(|head| {
+        let mut answer = b"HTTP/1.1 200 OK\r\nContent-Length: 8192\r\nConnection: close\r\n\
+                           Last-Modified: Sat, 01 Aug 2026 10:00:00 GMT\r\n\r\n"
+            .to_vec();
+        if head.first().is_some_and(|line| line.starts_with("GET")) {
+            answer.extend(data(1, 8192));
+        }
+        answer
+    })
 }
 
 /// The client is told that its read failed, and that the log says why.
@@ -319,6 +327,111 @@ fn a_fetch_that_fails_is_in_the_log_with_its_reason() {
     let event = server.event();
     assert!(event.starts_with(&format!("quinion-serve: store failed store=\"{store}\" why=\"")), "{event}");
     assert!(event.contains("cannot fetch bytes") && event.contains("of file"), "{event}");
+}
+
+/// A web server that gives one answer to all requests.
+fn web_server_of_one_answer(status: &'static str, body: &'static str) -> String {
+    let len = body.len();
+    let answer = format!("HTTP/1.1 {status}\r\nContent-Length: {len}\r\nConnection: close\r\n\r\n{body}");
+    web_server(move |_| answer.clone().into_bytes())
+}
+
+/// 1. A container's token service refuses, and its answer has a token.
+/// 2. The server passed that on to its clients, in the words of an open that is refused.
+#[test]
+fn a_refused_open_tells_the_reason_and_nothing_else_of_an_answer() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let token = folder.path().join("token");
+    std::fs::write(&token, "own").unwrap();
+    for (body, reason) in [
+        ("<E><Code>No</Code><Token>T0KEN</Token></E>", "No"),
+        ("{\"message\": \"No.\", \"token\": \"T0KEN\"}", "No."),
+        ("Authorization: T0KEN", "a document without a code"),
+    ] {
+        let service = web_server_of_one_answer("403 Forbidden", body);
+        let mut command = serve(folder.path());
+        command.env("AWS_CONTAINER_CREDENTIALS_FULL_URI", format!("{service}/role?sig=T0KEN"));
+        command.env("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", &token);
+        // It is tried again until then: a service may be well in a moment.
+        command.args(["--store", "s3://bucket", "--deadline", "0.5", "--json"]);
+        let mut server = Server::start(&mut command);
+        let client = Client::connect(socket(folder.path()).to_str().unwrap()).unwrap();
+        let error = client.open("s3://bucket/a").unwrap_err();
+        let text = format!("{error} {error:?}");
+        assert_eq!(error.kind(), ErrorKind::Open, "{text}");
+        let names = "AWS_CONTAINER_CREDENTIALS_FULL_URI and AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE";
+        assert!(text.contains(names), "{text}");
+        assert!(text.contains(&format!("the answer was 403 Forbidden: {reason}; correct these")), "{text}");
+        assert!(!text.contains("T0KEN"), "{text}");
+        server.process.signal(Signal::TERM);
+        assert_eq!(server.process.ended(), Some(0));
+    }
+}
+
+/// 1. A user without credentials reads an object.
+/// 2. The error came after a minute, and was about an address of a metadata service.
+#[test]
+fn a_store_without_credentials_is_an_error_that_says_which_to_give() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let nothing = "http://127.0.0.1:1";
+    let parts = ["s3://bucket", "AWS_ACCESS_KEY_ID with AWS_SECRET_ACCESS_KEY", "AWS_SKIP_SIGNATURE=true"];
+    let begun = Instant::now();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_quinion-object"));
+    let names = std::env::vars_os().map(|(name, _)| name);
+    names.filter(|name| name.to_string_lossy().starts_with("AWS_")).for_each(|name| {
+        command.env_remove(name);
+    });
+    command.env("AWS_METADATA_ENDPOINT", nothing).args(["cat", "s3://bucket/a"]);
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(1) && said.lines().count() == 1, "{said}");
+    assert!(parts.iter().all(|part| said.contains(part)), "{said}");
+    assert!(begun.elapsed() < Duration::from_secs(40), "{:?}", begun.elapsed());
+    let mut command = serve(folder.path());
+    let _server =
+        Server::start(command.env("AWS_METADATA_ENDPOINT", nothing).args(["--store", "s3://bucket"]));
+    let client = Client::connect(socket(folder.path()).to_str().unwrap()).unwrap();
+    let error = client.open("s3://bucket/a").unwrap_err();
+    let (kind, text) = (error.kind(), error.to_string());
+    assert!(kind == ErrorKind::Open && parts.iter().all(|part| text.contains(part)), "{text}");
+    assert_eq!(std::io::Error::from(error).kind(), std::io::ErrorKind::PermissionDenied);
+}
+
+/// 1. A server is to be replaced by one whose disk tier's folder is none.
+/// 2. The server that was there ended, and the other could not start.
+#[test]
+fn a_server_whose_disk_folder_is_none_ends_no_other() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let mut first = Server::start(&mut serve(folder.path()));
+    let disk = format!("{}:16M", file.display());
+    let mut second = Server::spawn(serve(folder.path()).args(["--replace", "--disk", &disk]));
+    let event = second.event();
+    assert!(event.contains("cannot use") && event.contains("; name a folder that this user"), "{event}");
+    assert_eq!(second.process.ended(), Some(1));
+    assert!(first.process.0.try_wait().unwrap().is_none(), "the first has ended");
+}
+
+/// 1. The disk of a server that is replaced takes longer than 2 seconds for the last writes and their sync. Here the
+///    test has the folder in its place.
+/// 2. Its successor had the name, found the folder in use and ended: no server was left.
+#[test]
+fn a_server_that_replaces_another_waits_for_its_disk_folder() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let tier = folder.path().join("disk");
+    DirBuilder::new().mode(0o700).create(&tier).unwrap();
+    let mut options = File::options();
+    let file = options.write(true).create_new(true).mode(0o600).open(tier.join("quinion.disk")).unwrap();
+    flock(&file, FlockOperation::LockExclusive).unwrap();
+    let mut first = Server::start(&mut serve(folder.path()));
+    let disk = format!("{}:16M", tier.display());
+    let mut second = Server::spawn(serve(folder.path()).args(["--replace", "--disk", &disk]));
+    assert_eq!(first.process.ended(), Some(0));
+    sleep(Duration::from_millis(2500));
+    drop(file);
+    let event = second.event();
+    assert!(event.contains("listening"), "{event}");
 }
 
 /// It serves local files, and its memory is there before it is used.

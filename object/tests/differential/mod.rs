@@ -156,7 +156,10 @@ pub async fn made(
     let has_other_client = other_client.is_some();
     let other_client = other_client.unwrap_or(store);
     let content = |len: usize| s3::content(at as u32, len);
-    let tag = async |key: &u8| store.head(&path(*key)).await.ok().and_then(|meta| meta.e_tag);
+    let version = async |key: &u8| match store.head(&path(*key)).await {
+        Ok(meta) => UpdateVersion { e_tag: meta.e_tag, version: meta.version },
+        Err(_) => UpdateVersion { e_tag: None, version: None },
+    };
     let put = async |key: &u8, len: usize, mode: PutMode| {
         let attributes = Attributes::from_iter([(Attribute::ContentType, format!("type/{at}"))]);
         let options = PutOptions { mode, attributes, ..PutOptions::default() };
@@ -172,8 +175,10 @@ pub async fn made(
         Call::Put { key, len, .. } => put(key, *len, PutMode::Overwrite).await,
         Call::Create { key, len } => put(key, *len, PutMode::Create).await,
         Call::Update { key, len, stale } => {
-            let e_tag = if *stale { Some("\"77777\"".to_owned()) } else { tag(key).await };
-            put(key, *len, PutMode::Update(UpdateVersion { e_tag, version: None })).await
+            let stale_version =
+                UpdateVersion { e_tag: Some("\"77777\"".to_owned()), version: Some("77777".to_owned()) };
+            let version = if *stale { stale_version } else { version(key).await };
+            put(key, *len, PutMode::Update(version)).await
         }
         Call::Upload { key, len } => {
             let mut upload = store.put_multipart(&path(*key)).await.unwrap();

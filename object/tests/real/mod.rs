@@ -1,7 +1,8 @@
-//! Servers of S3 that others wrote, as processes on loopback: versitygw, over files, and moto, over memory.
+//! Servers of objects that others wrote, as processes on loopback: versitygw, over files, and moto, both of S3;
+//! fake-gcs-server, of Google's protocol, and Azurite, of Azure's. The last three keep their objects in memory.
 //!
-//! `scripts/setup` installs them in the target folder. Where it could not (versitygw takes Go, moto the registry of
-//! Python packages), there is none, and a test is skipped or fails by [`or_skipped`].
+//! `scripts/setup` installs them in the target folder. Where it could not (without Go, Node, or the registries of their
+//! packages), there is none, and a test is skipped or fails by [`or_skipped`].
 
 // Each test program has a part of it.
 #![allow(dead_code)]
@@ -21,6 +22,9 @@ pub mod skip;
 
 pub const KEY: &str = "loopback";
 pub const SECRET: &str = "only-for-tests";
+/// Of Azure's protocol; the key is "only-for-tests" in base 64, as the protocol has keys.
+pub const ACCOUNT: &str = "loopback";
+pub const ACCOUNT_KEY: &str = "b25seS1mb3ItdGVzdHM=";
 const START_MAX: Duration = Duration::from_secs(300);
 
 /// It ends when this is dropped.
@@ -36,6 +40,10 @@ enum Buckets {
     Folder(PathBuf),
     /// A request that nothing signs.
     Request,
+    /// A request of the JSON API.
+    Json,
+    /// A request that is signed: the clients make it.
+    Signed,
 }
 
 impl Drop for Server {
@@ -80,6 +88,28 @@ impl Server {
         Some(Self::start(command, address, Buckets::Request, folder))
     }
 
+    pub fn fake_gcs_server() -> Option<Self> {
+        let program = installed("fake-gcs-server-1.56.1", "fake-gcs-server")?;
+        let address = free_address();
+        let mut command = Command::new(program);
+        command.args(["-scheme", "http", "-backend", "memory", "-log-level", "error", "-host", "127.0.0.1"]);
+        command.args(["-port", &address.port().to_string(), "-public-host", &address.to_string()]);
+        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        Some(Self::start(command, address, Buckets::Json, folder))
+    }
+
+    /// With the one account [`ACCOUNT`]. Its own check of versions would refuse those that are newer than itself.
+    pub fn azurite() -> Option<Self> {
+        let program = installed("azurite-3.35.0", "node_modules/.bin/azurite-blob")?;
+        let address = free_address();
+        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let mut command = Command::new(program);
+        command.args(["--blobHost", "127.0.0.1", "--blobPort", &address.port().to_string(), "--silent"]);
+        command.args(["--inMemoryPersistence", "--disableTelemetry", "--skipApiVersionCheck"]);
+        command.env("AZURITE_ACCOUNTS", format!("{ACCOUNT}:{ACCOUNT_KEY}")).current_dir(folder.path());
+        Some(Self::start(command, address, Buckets::Signed, folder))
+    }
+
     fn start(mut command: Command, address: SocketAddr, buckets: Buckets, folder: tempfile::TempDir) -> Self {
         let log = folder.path().join("log");
         let out = File::create(&log).unwrap();
@@ -101,7 +131,11 @@ impl Server {
     pub fn make_bucket(&self, name: &str) {
         match &self.buckets {
             Buckets::Folder(folder) => std::fs::create_dir(folder.join(name)).unwrap(),
-            Buckets::Request => self.put_bucket(name),
+            Buckets::Request => self.expect("PUT", &format!("/{name}"), ""),
+            Buckets::Json => {
+                self.expect("POST", "/storage/v1/b?project=p", &format!("{{\"name\":\"{name}\"}}"))
+            }
+            Buckets::Signed => panic!("a container is made by a client that signs"),
         }
     }
 
@@ -115,18 +149,32 @@ impl Server {
         format!("http://{}", self.address)
     }
 
-    fn put_bucket(&self, name: &str) {
-        let mut stream = TcpStream::connect(self.address).unwrap();
-        let host = self.address;
-        write!(
-            stream,
-            "PUT /{name} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-        )
-        .unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    pub fn address(&self) -> SocketAddr {
+        self.address
     }
+
+    fn expect(&self, method: &str, target: &str, body: &str) {
+        let (status, answer) = ask(self.address, &format!("{method} {target}"), body.as_bytes());
+        assert_eq!(status, 200, "{method} {target}: {answer}");
+    }
+}
+
+/// The status and the body of the answer to a request that nothing signs. `request`: its method, its target, and then
+/// lines of headers.
+pub fn ask(address: SocketAddr, request: &str, body: &[u8]) -> (u16, String) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    let (line, headers) = request.split_once('\n').unwrap_or((request, ""));
+    let (headers, len) = (headers.replace('\n', "\r\n"), body.len());
+    let head = format!(
+        "{line} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Length: {len}\r\n{headers}\r\n"
+    );
+    stream.write_all(head.as_bytes()).unwrap();
+    stream.write_all(body).unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    let answer = String::from_utf8_lossy(&answer);
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
 }
 
 /// Without credentials; it tries nothing again by itself.

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | nothing | skips its tests, each with a line |
 //! | `QUINION_TEST_SERVERS=required`, as `cargo xtask test` says | fails its tests |
-//! | `QUINION_TEST_WITHOUT=versitygw,moto` | skips its tests in any case, also if it is installed |
+//! | `QUINION_TEST_WITHOUT=versitygw,moto,fake-gcs-server,azurite` | skips its tests, also if it is installed |
 
 use std::io::Write;
 

@@ -43,8 +43,16 @@ impl Drop for Endpoint {
     }
 }
 
-/// The program over such a server, with keys, and no credentials of this process's environment.
+/// The program over such a server, with keys.
 pub fn command(server: &Server, folder: &FilePath, arguments: &[&str]) -> Command {
+    let mut command = command_alone(folder, arguments);
+    command.env("AWS_ACCESS_KEY_ID", real::KEY).env("AWS_SECRET_ACCESS_KEY", real::SECRET);
+    command.env("AWS_REGION", "us-east-1").env("AWS_ENDPOINT_URL_S3", server.endpoint());
+    command
+}
+
+/// The program with keys of its own, and neither a store nor credentials of this process's environment.
+fn command_alone(folder: &FilePath, arguments: &[&str]) -> Command {
     let keys = folder.join("keys");
     std::fs::write(&keys, format!("{KEY} {SECRET}\n")).unwrap();
     std::fs::set_permissions(&keys, Permissions::from_mode(0o600)).unwrap();
@@ -53,8 +61,6 @@ pub fn command(server: &Server, folder: &FilePath, arguments: &[&str]) -> Comman
     names.filter(|name| name.to_string_lossy().starts_with("AWS_")).for_each(|name| {
         command.env_remove(name);
     });
-    command.env("AWS_ACCESS_KEY_ID", real::KEY).env("AWS_SECRET_ACCESS_KEY", real::SECRET);
-    command.env("AWS_REGION", "us-east-1").env("AWS_ENDPOINT_URL_S3", server.endpoint());
     command.env_remove("NOTIFY_SOCKET").args(["serve", "--listen", "127.0.0.1:0", "--key-file"]).arg(keys);
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     command
@@ -71,12 +77,24 @@ impl Endpoint {
         let folder = tempfile::tempdir().unwrap();
         let mut command = command(server, folder.path(), arguments);
         change(&mut command);
+        Self::of(command, folder)
+    }
+
+    /// Starts it without a store's address, and without credentials.
+    pub fn start_alone(arguments: &[&str], change: impl FnOnce(&mut Command)) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let mut command = command_alone(folder.path(), arguments);
+        change(&mut command);
+        Self::of(command, folder)
+    }
+
+    fn of(mut command: Command, folder: tempfile::TempDir) -> Self {
         let mut process = command.spawn().unwrap();
         let mut events = BufReader::new(process.stderr.take().unwrap());
         let mut line = String::new();
         events.read_line(&mut line).unwrap();
         let address =
-            line.split("http://").nth(1).expect(&line).trim_end_matches(['"', '\n']).parse().unwrap();
+            line.split("http://").nth(1).expect(&line).trim_end_matches(['"', '}', '\n']).parse().unwrap();
         let said = Arc::new(Mutex::new(line));
         let (said_there, mut line) = (Arc::clone(&said), String::new());
         let reader = spawn(move || {

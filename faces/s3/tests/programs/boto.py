@@ -5,6 +5,7 @@ Uploads whose checksum comes behind the body (a trailer) are made by hand, since
 
 import base64
 import datetime
+import http.client
 import sys
 import urllib.error
 import urllib.request
@@ -111,6 +112,29 @@ except urllib.error.HTTPError as error:
     assert error.code == 403, error
 else:
     raise AssertionError("a URL that was changed is answered")
+# A signature of version 2 is none, whatever is written beside it.
+older = boto3.client("s3", endpoint_url=endpoint, config=config.merge(Config(signature_version="s3")))
+url = older.generate_presigned_url("get_object", Params={"Bucket": bucket, "Key": "list/1/x"}, ExpiresIn=60)
+assert "&Signature=" in url, url
+for added in ("", "&X-Amz-Algorithm=AWS4-HMAC-SHA256", "&X-Amz-Signature=a&X-Amz-SignedHeaders=host"):
+    try:
+        urllib.request.urlopen(url + added)
+    except urllib.error.HTTPError as error:
+        assert error.code == 403, error
+    else:
+        raise AssertionError(f"a URL that is signed by version 2 is answered with {added!r}")
+# A form's signature covers its fields, and not the URL: one for an object begins no upload of another.
+fields = newer.generate_presigned_post(bucket, "mine", ExpiresIn=60)["fields"]
+parts = "".join(f'--b\r\nContent-Disposition: form-data; name="{k}"\r\n\r\n{v}\r\n' for k, v in fields.items())
+parts += '--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\nx\r\n--b--\r\n'
+form = urllib.request.Request(f"{endpoint}/{bucket}/other?uploads&X-Amz-Algorithm=AWS4-HMAC-SHA256", parts.encode())
+form.add_header("Content-Type", "multipart/form-data; boundary=b")
+try:
+    urllib.request.urlopen(form)
+except urllib.error.HTTPError as error:
+    assert error.code == 403, error
+else:
+    raise AssertionError("a form has begun an upload of another object")
 
 
 def with_trailer(body, checksum, announced=None):
@@ -123,6 +147,7 @@ def with_trailer(body, checksum, announced=None):
         "Content-Encoding": "aws-chunked",
         "X-Amz-Decoded-Content-Length": str(len(body) if announced is None else announced),
         "X-Amz-Trailer": "x-amz-checksum-crc32",
+        "X-Amz-Sdk-Checksum-Algorithm": "CRC32",
         "Content-Length": str(len(whole)),
     }
     request = botocore.awsrequest.AWSRequest("PUT", f"{endpoint}/{bucket}/trailer", headers, whole)
@@ -150,6 +175,58 @@ assert read("trailer") == body, "an empty object was written in place of a body 
 assert with_trailer(b"", zlib.crc32(b"")) == 200
 assert read("trailer") == b""
 assert with_trailer(body, zlib.crc32(body)) == 200
+
+# Chunks that are longer than what the endpoint gives to its decoder at a time.
+assert with_trailer(big, zlib.crc32(big)) == 200
+assert read("trailer") == big
+assert with_trailer(big, zlib.crc32(body)) == 400
+assert with_trailer(body, zlib.crc32(body)) == 200
+
+
+class ChunkSigner(botocore.auth.S3SigV4Auth):
+    """Signs a request whose chunks are signed each."""
+
+    def payload(self, request):
+        return "STREAMING-AWS4-HMAC-SHA256-PAYLOAD"
+
+
+# A signed chunk that is too long is refused before a byte of it comes.
+path = f"/{bucket}/trailer"
+request = botocore.awsrequest.AWSRequest("PUT", endpoint + path, {"X-Amz-Decoded-Content-Length": str(32 << 20)})
+ChunkSigner(boto3.Session().get_credentials(), "s3", "us-east-1").add_auth(request)
+connection = http.client.HTTPConnection(endpoint.removeprefix("http://"))
+connection.putrequest("PUT", path, skip_accept_encoding=True)
+for name, value in [*request.headers.items(), ("Content-Length", str(33 << 20))]:
+    connection.putheader(name, value)
+connection.endheaders(b"%x;chunk-signature=%b\r\n" % ((16 << 20) + 1, b"0" * 64))
+answer = connection.getresponse()
+text = answer.read()
+assert answer.status == 400 and b"<Code>InvalidRequest</Code>" in text and b"16 MiB" in text, (answer.status, text)
+connection.close()
+assert read("trailer") == body
+
+
+# SDKs for JavaScript and Go put headers into the query of a URL that they sign.
+def answer_to_url(method, target, body=None):
+    """The status and the body of the answer to a request by a signed URL."""
+    request = botocore.awsrequest.AWSRequest(method, f"{endpoint}/{bucket}/{target}")
+    credentials = boto3.Session().get_credentials()
+    botocore.auth.S3SigV4QueryAuth(credentials, "s3", "us-east-1", expires=60).add_auth(request)
+    try:
+        answer = urllib.request.urlopen(urllib.request.Request(request.url, body, method=method))
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+    return answer.status, answer.read()
+
+
+assert answer_to_url("GET", "list/1/x?x-amz-checksum-mode=ENABLED&x-id=GetObject") == (200, b"1")
+assert answer_to_url("PUT", "url?x-amz-meta-one=two&X-Amz-Storage-Class=STANDARD&x-id=PutObject", b"abc")[0] == 200
+assert s3.head_object(Bucket=bucket, Key="url")["Metadata"] == {"one": "two"}
+status, text = answer_to_url("PUT", "url?x-amz-sdk-checksum-algorithm=CRC32&x-amz-checksum-crc32=AAAAAA%3D%3D", b"x")
+assert status == 400, (status, text)
+assert read("url") == b"abc", "a body with a wrong checksum was written"
+status, text = answer_to_url("PUT", "url?x-amz-copy-source=other%2Fx", b"")
+assert status == 403 and b"AccessDenied" in text, (status, text)
 
 # The time of an object, as conditions take it.
 time = s3.head_object(Bucket=bucket, Key="trailer")["LastModified"]

@@ -1,0 +1,182 @@
+//! Threads: requests that wait, for callers that must not; and GETs, for callers that may.
+//!
+//! ```text
+//!   async caller     --task, owned-->  one of `THREADS_MAX` threads     --> a future of its result, for any runtime
+//!   blocking caller  --future-------->  the runtime's worker, which drives connections  --> its result, or a time-out
+//! ```
+//!
+//! A client's requests to a server block. They are made on threads of its own, so that no thread of the caller's
+//! runtime waits, whichever runtime that is. A task whose future was dropped is finished all the same, or, if it has
+//! not begun, not begun.
+//!
+//! Invariants:
+//!  1. In a forked child, which has none of these threads, all of it is an error, and nothing waits.
+//!  2. The last to let go may be a task of these very threads, or of the caller's runtime: its drop does not block.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use quinion::internals::sys::fork::ForkGuard;
+use tokio::runtime::Runtime;
+use tokio::task::AbortHandle;
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// More tasks wait for each other.
+const THREADS_MAX: usize = 64;
+
+#[derive(Debug)]
+pub(crate) struct Threads {
+    /// Taken only when it is dropped.
+    runtime: Option<Runtime>,
+    /// Tasks that have not ended.
+    tasks: Arc<AtomicUsize>,
+    process: ForkGuard,
+}
+
+/// A task that has not ended.
+struct Counted(Arc<AtomicUsize>);
+
+impl Counted {
+    fn new(tasks: &Arc<AtomicUsize>) -> Self {
+        tasks.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(tasks))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Threads {
+    pub(crate) fn new() -> Result<Self> {
+        let failed = |error| {
+            Error::of_io(ErrorKind::Start, "cannot start threads for a client", error)
+                .with_hint("allow this user more of them (ulimit -u, pids.max)")
+        };
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .max_blocking_threads(THREADS_MAX)
+            .thread_name("quinion-client")
+            .enable_all()
+            .build()
+            .map_err(failed)?;
+        Ok(Self { runtime: Some(runtime), tasks: Arc::default(), process: ForkGuard::new() })
+    }
+
+    pub(crate) fn is_forked(&self) -> bool {
+        self.process.is_forked()
+    }
+
+    /// Whether a task that comes now waits for another to end.
+    pub(crate) fn is_full(&self) -> bool {
+        self.tasks.load(Ordering::Relaxed) >= THREADS_MAX
+    }
+
+    fn runtime(&self) -> Result<&Runtime> {
+        self.runtime.as_ref().filter(|_| !self.is_forked()).ok_or_else(Error::forked)
+    }
+
+    /// The result of a task that may block.
+    pub(crate) async fn run<T: Send + 'static>(
+        &self,
+        task: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let counted = Counted::new(&self.tasks);
+        let task = self.runtime()?.spawn_blocking(move || {
+            let _counted = counted;
+            task()
+        });
+        let _unbegun = AbortOnDrop(task.abort_handle());
+        let done = task.await;
+        done.unwrap_or_else(|error| Err(Error::new(ErrorKind::Other, format!("a read has ended: {error}"))))
+    }
+
+    /// The result of a future, which is given up after `time`. Not on the thread of this runtime that drives futures.
+    /// `None`: there was no time, or it has panicked.
+    pub(crate) fn wait_for<T: Send + 'static>(
+        &self,
+        time: Duration,
+        future: impl Future<Output = T> + Send + 'static,
+    ) -> Result<Option<T>> {
+        // Not by `block_on`, which a thread of another runtime may not call.
+        let (sender, receiver) = mpsc::sync_channel(1);
+        let task = self.runtime()?.spawn(async move {
+            let _ = sender.send(future.await); // a caller that is gone wants no answer
+        });
+        let answer = receiver.recv_timeout(time).ok();
+        task.abort(); // of no effect on one that has ended
+        Ok(answer)
+    }
+}
+
+/// Takes a task back when the future that waits for it is dropped: one that has not begun does not begin.
+struct AbortOnDrop(AbortHandle);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort(); // of no effect on one that has begun or ended
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        let Some(runtime) = self.runtime.take() else { return };
+        if self.is_forked() {
+            std::mem::forget(runtime); // its threads, and perhaps its locks, are the parent's
+        } else {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::task::{Context, Waker};
+
+    use super::*;
+
+    #[test]
+    fn a_future_that_never_ends_is_given_up() {
+        let threads = Threads::new().unwrap();
+        let (sender, dropped) = mpsc::channel::<()>();
+        let held = async move {
+            let _sender = sender;
+            std::future::pending::<()>().await;
+        };
+        assert_eq!(threads.wait_for(Duration::from_millis(20), held).unwrap(), None);
+        assert_eq!(dropped.recv_timeout(Duration::from_secs(20)), Err(mpsc::RecvTimeoutError::Disconnected));
+        assert_eq!(threads.wait_for(Duration::from_secs(20), async { 7 }).unwrap(), Some(7));
+        // Inside a runtime, too.
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let inside = runtime.block_on(async { threads.wait_for(Duration::from_secs(20), async { 8 }) });
+        assert_eq!(inside.unwrap(), Some(8));
+    }
+
+    #[test]
+    fn a_task_that_has_not_begun_does_not_begin_when_its_future_is_dropped() {
+        let threads = Threads::new().unwrap();
+        let (release, held) = mpsc::channel::<()>();
+        let held = Arc::new(Mutex::new(held));
+        let mut context = Context::from_waker(Waker::noop());
+        let busy = || {
+            let held = Arc::clone(&held);
+            Box::pin(threads.run(move || Ok(held.lock().unwrap().recv().is_ok())))
+        };
+        let mut busy: Vec<_> = (0..THREADS_MAX).map(|_| busy()).collect();
+        assert!(busy.iter_mut().all(|one| one.as_mut().poll(&mut context).is_pending()));
+        assert!(threads.is_full());
+        let (begun, begins) = mpsc::channel();
+        let mut dropped = Box::pin(threads.run(move || Ok(begun.send(()).is_ok())));
+        assert!(dropped.as_mut().poll(&mut context).is_pending());
+        drop(dropped);
+        drop(release);
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        assert!(busy.into_iter().all(|one| !runtime.block_on(one).unwrap()), "nothing was sent");
+        assert_eq!(begins.recv_timeout(Duration::from_secs(20)), Err(mpsc::RecvTimeoutError::Disconnected));
+    }
+}

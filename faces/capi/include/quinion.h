@@ -467,6 +467,7 @@ typedef struct qn_backend {
   int64_t (*write)(void *context, const void *buffer, size_t length, uint64_t offset);
   /**
    * Makes durable what was written before the call: QN_SYNC_DATA or QN_SYNC_ALL, at least length bytes at offset.
+   * qn_close() of another file may call it, too: hold no lock there that this takes.
    */
   int (*sync)(void *context, uint32_t kind, uint64_t offset, uint64_t length);
   /**
@@ -474,9 +475,11 @@ typedef struct qn_backend {
    */
   int (*truncate)(void *context, uint64_t length);
   /**
-   * Is told once that no other function will be called any more; may be NULL. That may be long after qn_close(),
-   * because the cache keeps pages of closed files. A thread of the library may call it, shortly after the call that
-   * ended the cache has returned: free the context here, and not before.
+   * Is told, once for each open that succeeded, that no function of this backend will be called any more; may be
+   * NULL. It comes in qn_close() or long after it, because the cache keeps pages of closed files. It reads and
+   * writes a file by the first backend that it was opened with. A thread of the library may call it, shortly after
+   * the call that ended the cache has returned. Free the context here, and not before. If two opens have one
+   * context, it must last until both were released: count them.
    */
   void (*release)(void *context);
   /**
@@ -663,7 +666,7 @@ int64_t qn_cache_populate(const struct qn_cache *cache,
  *
  * Takes long, and wants that no other thread uses the cache meanwhile.
  *
- * Errors: -EUCLEAN (the message says what does not fit), -EINVAL.
+ * Errors: -EUCLEAN (the message says what does not fit), -EINVAL, -ECHILD.
  */
 int qn_cache_check(const struct qn_cache *cache);
 
@@ -737,8 +740,10 @@ int qn_open_fd(const struct qn_cache *cache,
 /**
  * Gives a file's handle back. Written bytes stay in the cache, and are written to the file in the background.
  *
- * It does not make anything durable: call qn_sync() before, and look at what it returns. Pins of the file stay. May
- * block for locks, and for the device if a memory file has a spill file. No call may use the handle after it.
+ * It makes nothing durable that you may rely on: call qn_sync() before, and look at what it returns. Pins of the file
+ * stay. May block for locks; for the device if a memory file has a spill file, or if many closed files were written
+ * and not synced: then it syncs some of them, and so may call the sync of other backends. No call may use the handle
+ * after it.
  *
  * Errors: -EINVAL. In a forked child 0 is returned and nothing is done.
  */
@@ -998,7 +1003,10 @@ int qn_client_open(const struct qn_client *client,
                    struct qn_file **file);
 
 /**
- * Whether the server runs, or another in its place: 1 or 0. Does not block.
+ * Whether the server runs, or another in its place: 1 or 0. Does not block while the server runs.
+ *
+ * If it has ended, another is connected to that listens in its place. That blocks for 0.2 s at most, if one listens
+ * and does not answer.
  *
  * Errors: -EINVAL, -ECHILD.
  */

@@ -4,6 +4,7 @@
 //!   qn_open_backend       this thread: attributes()
 //!   a miss, write-back    threads of the library, as many as asked for: read(), write()
 //!   qn_sync, qn_truncate  the thread that calls: sync(), truncate(), attributes()
+//!   qn_close              the thread that calls: sync() of files that were closed before, if many were not synced
 //!   the end               any thread, once: release()
 //! ```
 //!
@@ -12,7 +13,8 @@
 //! leave a callback: the process ends then.
 //!
 //! Invariants:
-//!  1. `release` is called once if the open succeeded, after all other calls have returned, and never if it failed.
+//!  1. `release` is called once if the open succeeded, after all other calls have returned and the file was closed; and
+//!     never if it failed.
 //!  2. A backend's identity is a digest's (`Identity::of_digest`), so it is never that of a file of the system.
 
 use std::ffi::{c_int, c_void};
@@ -85,14 +87,17 @@ pub struct qn_backend {
         ) -> i64,
     >,
     /// Makes durable what was written before the call: QN_SYNC_DATA or QN_SYNC_ALL, at least length bytes at offset.
+    /// qn_close() of another file may call it, too: hold no lock there that this takes.
     pub sync: Option<
         unsafe extern "C-unwind" fn(context: *mut c_void, kind: u32, offset: u64, length: u64) -> c_int,
     >,
     /// Cuts the bytes, or adds zeros.
     pub truncate: Option<unsafe extern "C-unwind" fn(context: *mut c_void, length: u64) -> c_int>,
-    /// Is told once that no other function will be called any more; may be NULL. That may be long after qn_close(),
-    /// because the cache keeps pages of closed files. A thread of the library may call it, shortly after the call that
-    /// ended the cache has returned: free the context here, and not before.
+    /// Is told, once for each open that succeeded, that no function of this backend will be called any more; may be
+    /// NULL. It comes in qn_close() or long after it, because the cache keeps pages of closed files. It reads and
+    /// writes a file by the first backend that it was opened with. A thread of the library may call it, shortly after
+    /// the call that ended the cache has returned. Free the context here, and not before. If two opens have one
+    /// context, it must last until both were released: count them.
     pub release: Option<unsafe extern "C-unwind" fn(context: *mut c_void)>,
     /// How many threads of the library may be in read and write at a time. 0: 4.
     pub threads: u32,
@@ -284,10 +289,10 @@ pub unsafe extern "C" fn qn_open_backend(
             None => cache.cache().open_backend_with(Arc::new(source), &options),
         };
         let file = file?;
-        // If the file is known already, the cache keeps the backend that it has: then this one is released here, with
-        // the last count, and else with the cache's.
+        // If the file is known already, the cache keeps the backend that it has. This one is released with the handle
+        // then, and not in this call: its caller does not expect it yet.
         context.is_ours.store(true, Ordering::Relaxed);
-        args::give_handle(place, qn_file::of_cache(file, cache));
+        args::give_handle(place, qn_file::of_backend(file, cache, context));
         Ok(0)
     })
 }

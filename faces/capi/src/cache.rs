@@ -211,12 +211,16 @@ pub unsafe extern "C" fn qn_cache_populate(cache: *const qn_cache, bytes: u64) -
 ///
 /// Takes long, and wants that no other thread uses the cache meanwhile.
 ///
-/// Errors: -EUCLEAN (the message says what does not fit), -EINVAL.
+/// Errors: -EUCLEAN (the message says what does not fit), -EINVAL, -ECHILD.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qn_cache_check(cache: *const qn_cache) -> c_int {
     ffi_call(|| {
         // SAFETY: the caller's contract.
         let cache = unsafe { args::handle(cache, "the cache") }?;
+        if cache.process.is_forked() {
+            let text = "a cache was to be checked in a forked child; build a cache of the child's own";
+            return Err(Failure::new(libc::ECHILD, text));
+        }
         let wrong = |what| Failure::new(libc::EUCLEAN, format!("the cache is damaged: {what}; report this"));
         cache.cache.check().map_err(wrong)?;
         Ok(0)

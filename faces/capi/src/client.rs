@@ -99,7 +99,10 @@ pub unsafe extern "C" fn qn_client_open(
     })
 }
 
-/// Whether the server runs, or another in its place: 1 or 0. Does not block.
+/// Whether the server runs, or another in its place: 1 or 0. Does not block while the server runs.
+///
+/// If it has ended, another is connected to that listens in its place. That blocks for 0.2 s at most, if one listens
+/// and does not answer.
 ///
 /// Errors: -EINVAL, -ECHILD.
 #[unsafe(no_mangle)]

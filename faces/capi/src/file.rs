@@ -10,8 +10,10 @@
 //!
 //! Invariant: a read takes an offset, and a handle has no position; so threads may share it.
 
+use std::any::Any;
 use std::ffi::{c_char, c_int, c_void};
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use quinion::internals::sys::fork::ForkGuard;
 use quinion::{Cache, Coherence, Durability, File, Hint, MemFile, OpenOptions, ReadOptions};
@@ -27,6 +29,8 @@ pub struct qn_file {
     pub(crate) source: Source,
     /// The cache by which batches of its reads go.
     pub(crate) cache: Option<Cache>,
+    /// The caller's backend that it was opened with: released at the earliest when this is closed.
+    _backend: Option<Arc<dyn Any + Send + Sync>>,
     process: ForkGuard,
 }
 
@@ -45,13 +49,17 @@ impl Handle for qn_file {
 
 impl From<Source> for qn_file {
     fn from(source: Source) -> Self {
-        Self { source, cache: None, process: ForkGuard::new() }
+        Self { source, cache: None, _backend: None, process: ForkGuard::new() }
     }
 }
 
 impl qn_file {
     pub(crate) fn of_cache(file: File, cache: &qn_cache) -> Self {
         Self { cache: Some(cache.cache().clone()), ..Self::from(Source::Cached(file)) }
+    }
+
+    pub(crate) fn of_backend(file: File, cache: &qn_cache, backend: Arc<dyn Any + Send + Sync>) -> Self {
+        Self { _backend: Some(backend), ..Self::of_cache(file, cache) }
     }
 }
 
@@ -221,8 +229,10 @@ pub unsafe extern "C" fn qn_open_fd(
 
 /// Gives a file's handle back. Written bytes stay in the cache, and are written to the file in the background.
 ///
-/// It does not make anything durable: call qn_sync() before, and look at what it returns. Pins of the file stay. May
-/// block for locks, and for the device if a memory file has a spill file. No call may use the handle after it.
+/// It makes nothing durable that you may rely on: call qn_sync() before, and look at what it returns. Pins of the file
+/// stay. May block for locks; for the device if a memory file has a spill file, or if many closed files were written
+/// and not synced: then it syncs some of them, and so may call the sync of other backends. No call may use the handle
+/// after it.
 ///
 /// Errors: -EINVAL. In a forked child 0 is returned and nothing is done.
 #[unsafe(no_mangle)]

@@ -25,11 +25,11 @@ use quinion::{Cache, Coherence, DiskOptions, ErrorKind, OpenOptions};
 use quinion_object::{FetchStats, Freshness, ObjectCache};
 
 use crate::error::{EISDIR, ENODEV, ESPIPE, Failure, Result};
-use crate::file::{RawFile, ReadCounters, freshness_of};
+use crate::file::{OpenedFile, RawFile, ReadCounters, freshness_of};
 use crate::source::{CachedFile, CachedObject, KernelFile, Source};
 use crate::stores::{self, StoreRequest};
 use crate::target::Target;
-use crate::wait::interruptible;
+use crate::wait::{Detached, interruptible};
 use crate::waiter::RawWaiter;
 
 const PAGE_BYTES: u64 = 4096;
@@ -119,14 +119,14 @@ impl Opener {
         }
     }
 
-    fn open(&self, target: &Target, freshness: Option<&str>) -> Result<RawFile> {
+    fn open(&self, target: &Target, freshness: Option<&str>) -> Result<OpenedFile> {
         let freshness = freshness_of(freshness)?;
         let source = match target {
             Target::Path(_) => self.local(target.path()),
             Target::Url(url) => self.object(url, freshness),
         };
         let source = source.map_err(|failure| failure.of_open(target))?;
-        Ok(RawFile::new(source, Arc::clone(&self.counters)))
+        Ok(OpenedFile { source, counters: Arc::clone(&self.counters) })
     }
 
     fn fetched(&self) -> Vec<FetchStats> {
@@ -201,9 +201,9 @@ impl RawCache {
     fn open(&self, py: Python<'_>, target: Target, freshness: Option<String>) -> PyResult<RawFile> {
         let opener = self.opener()?;
         if matches!(target, Target::Url(_)) {
-            return interruptible(py, move || opener.open(&target, freshness.as_deref()));
+            return interruptible(py, move || opener.open(&target, freshness.as_deref())).map(RawFile::from);
         }
-        Ok(py.detach(|| opener.open(&target, freshness.as_deref()))?)
+        Ok(py.detach(move || opener.open(&target, freshness.as_deref()))?.into())
     }
 
     fn start_open(
@@ -214,13 +214,13 @@ impl RawCache {
         freshness: Option<String>,
     ) -> PyResult<()> {
         let opener = self.opener()?;
-        waiter.start(number, move || opener.open(&target, freshness.as_deref()).map(RawFile::into_answer))
+        waiter.start(number, move || opener.open(&target, freshness.as_deref()).map(OpenedFile::into_answer))
     }
 
     /// Takes memory from the machine until the cache has `bytes`; returns how much it has. Ctrl-C ends it between two
     /// steps.
     fn populate(&self, py: Python<'_>, bytes: u64) -> PyResult<u64> {
-        let opener = self.opener()?;
+        let opener = Detached::from(self.opener()?);
         let mut wanted = bytes.min(POPULATE_STEP_BYTES);
         loop {
             let failed = |error| Failure::of_cache("memory", &error);
@@ -237,7 +237,7 @@ impl RawCache {
 
     /// Statistics of the cache.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let (opener, dict) = (self.opener()?, PyDict::new(py));
+        let (opener, dict) = (Detached::from(self.opener()?), PyDict::new(py));
         let (stats, fetched) = (opener.cache.stats(), opener.fetched());
         let sum = |part: fn(&FetchStats) -> u64| fetched.iter().map(part).sum::<u64>();
         let counters = &opener.counters;

@@ -13,13 +13,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
+use quinion::backend::Identity;
 use quinion_service::{Client, Freshness, ServerTotals};
 
 use crate::error::{Failure, Result};
 use crate::memory::{Pin, with_buffer};
 use crate::source::{Kind, ServedFile, ServedObject, Source, allocate, read_fully};
 use crate::target::Target;
-use crate::wait::{interruptible, is_main_thread};
+use crate::wait::{Detached, interruptible, is_main_thread};
 use crate::waiter::{Answer, RawWaiter};
 
 /// Bytes that are read between two checks of signals.
@@ -58,7 +59,7 @@ pub(crate) fn dict_of(py: Python<'_>, totals: ServerTotals) -> PyResult<Bound<'_
 
 /// A connection to a server's cache, of this very process.
 #[pyclass(frozen, module = "quinion._quinion")]
-pub(crate) struct RawClient(Client);
+pub(crate) struct RawClient(Detached<Client>);
 
 impl RawClient {
     /// A job that opens `url`, on any thread.
@@ -66,8 +67,8 @@ impl RawClient {
         &self,
         target: Target,
         freshness: Option<String>,
-    ) -> impl FnOnce() -> Result<RawFile> + Send + 'static {
-        let client = self.0.clone();
+    ) -> impl FnOnce() -> Result<OpenedFile> + Send + 'static {
+        let client = Client::clone(&self.0);
         move || {
             let client = match freshness_of(freshness.as_deref())? {
                 Some(freshness) => client.with_freshness(freshness),
@@ -80,9 +81,9 @@ impl RawClient {
             let file = opened.map_err(|error| Failure::from(error).of_open(&target))?;
             let source: Arc<dyn Source> = match target {
                 Target::Url(_) => Arc::new(ServedObject(file)),
-                Target::Path(_) => Arc::new(ServedFile(file)),
+                Target::Path(_) => Arc::new(ServedFile::new(file)),
             };
-            Ok(RawFile::new(source, Arc::default()))
+            Ok(OpenedFile { source, counters: Arc::default() })
         }
     }
 }
@@ -91,11 +92,12 @@ impl RawClient {
 impl RawClient {
     #[new]
     fn new(py: Python<'_>, name: &str) -> PyResult<Self> {
-        Ok(py.detach(|| Client::connect(name)).map(Self).map_err(Failure::from)?)
+        let client = py.detach(|| Client::connect(name)).map_err(Failure::from)?;
+        Ok(Self(client.into()))
     }
 
     fn open(&self, py: Python<'_>, target: Target, freshness: Option<String>) -> PyResult<RawFile> {
-        interruptible(py, self.opening(target, freshness))
+        interruptible(py, self.opening(target, freshness)).map(RawFile::from)
     }
 
     fn start_open(
@@ -106,45 +108,57 @@ impl RawClient {
         freshness: Option<String>,
     ) -> PyResult<()> {
         let opening = self.opening(target, freshness);
-        waiter.start(number, move || opening().map(RawFile::into_answer))
+        waiter.start(number, move || opening().map(OpenedFile::into_answer))
     }
 
     /// The server's numbers, which are waited for so many seconds at most.
     fn stats<'py>(&self, py: Python<'py>, seconds: f64) -> PyResult<Bound<'py, PyDict>> {
         let timeout =
             Duration::try_from_secs_f64(seconds).map_err(|error| Failure::invalid(error.to_string()))?;
-        let client = self.0.clone();
+        let client = Client::clone(&self.0);
         dict_of(py, interruptible(py, move || Ok(client.server_totals(timeout)?))?)
     }
 
-    fn owner_is_dead(&self) -> PyResult<bool> {
-        Ok(self.0.owner_is_dead().map_err(Failure::from)?)
+    // A server that has ended may have a successor, which is connected to.
+    fn owner_is_dead(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(py.detach(|| self.0.owner_is_dead()).map_err(Failure::from)?)
+    }
+}
+
+/// An object or file that a job opened, on any thread.
+pub(crate) struct OpenedFile {
+    pub(crate) source: Arc<dyn Source>,
+    pub(crate) counters: Arc<ReadCounters>,
+}
+
+impl OpenedFile {
+    /// The answer of that job.
+    pub(crate) fn into_answer(self) -> Answer {
+        Answer::Object(Box::new(move |py| Ok(Py::new(py, RawFile::from(self))?.into_any())))
     }
 }
 
 /// An object or file that is open, in this very process.
 #[pyclass(frozen, module = "quinion._quinion")]
 pub(crate) struct RawFile {
-    source: Arc<dyn Source>,
+    /// Its end closes a file, or gives a handle back.
+    source: Detached<Arc<dyn Source>>,
     counters: Arc<ReadCounters>,
 }
 
+impl From<OpenedFile> for RawFile {
+    fn from(opened: OpenedFile) -> Self {
+        Self { source: opened.source.into(), counters: opened.counters }
+    }
+}
+
 impl RawFile {
-    /// The answer of a job that opened this file.
-    pub(crate) fn into_answer(self) -> Answer {
-        Answer::Object(Box::new(move |py| Ok(Py::new(py, self)?.into_any())))
-    }
-
-    pub(crate) fn new(source: Arc<dyn Source>, counters: Arc<ReadCounters>) -> Self {
-        Self { source, counters }
-    }
-
     /// How many of `len` bytes at `offset` are worth memory.
-    fn clamp(&self, offset: u64, len: u64) -> usize {
+    fn clamp(&self, py: Python<'_>, offset: u64, len: u64) -> usize {
         if self.source.kind() == Kind::Local && len <= LOCAL_BYTES_MIN {
             return len as usize; // the kernel need not be asked for the size
         }
-        let left = self.source.size().saturating_sub(offset);
+        let left = self.size(py).saturating_sub(offset);
         let left = if self.source.kind() == Kind::Local { left.max(LOCAL_BYTES_MIN) } else { left };
         left.min(len).min(isize::MAX as u64) as usize
     }
@@ -160,7 +174,7 @@ impl RawFile {
     }
 
     fn read(&self, py: Python<'_>, buffer: &mut [u8], offset: u64) -> PyResult<usize> {
-        let len = self.clamp(offset, buffer.len() as u64);
+        let len = self.clamp(py, offset, buffer.len() as u64);
         let buffer = &mut buffer[..len];
         let mut done = self.read_ready(py, buffer, offset)?;
         let is_hit = done == buffer.len();
@@ -180,7 +194,7 @@ impl RawFile {
     /// Fills the buffer, but for what is behind the end.
     fn read_piece(&self, py: Python<'_>, buffer: &mut [u8], offset: u64) -> PyResult<usize> {
         if self.source.kind() == Kind::Local || !is_main_thread(py)? {
-            return Ok(py.detach(|| read_fully(&*self.source, buffer, offset))?);
+            return Ok(py.detach(|| read_fully(&**self.source, buffer, offset))?);
         }
         let bytes = interruptible(py, self.reading(offset, buffer.len()))?;
         buffer[..bytes.len()].copy_from_slice(&bytes);
@@ -199,8 +213,8 @@ impl RawFile {
     }
 
     /// Checks that the ranges lie within the file.
-    fn check(&self, ranges: &[(u64, u64)]) -> Result<Vec<Range<u64>>> {
-        let (name, size) = (self.source.name(), self.source.size());
+    fn check(&self, py: Python<'_>, ranges: &[(u64, u64)]) -> Result<Vec<Range<u64>>> {
+        let (name, size) = (self.source.name(), self.size(py));
         let check = |&(offset, len): &(u64, u64)| match offset.checked_add(len) {
             Some(end) if end <= size => Ok(offset..end),
             _ => {
@@ -242,21 +256,30 @@ fn missing(ranges: &[Range<u64>], ready: &[Option<Bytes>]) -> Vec<Range<u64>> {
 
 #[pymethods]
 impl RawFile {
+    // A local file's are the file system's to tell, which may be slow, or wait for a thread of this interpreter.
     #[getter]
-    fn size(&self) -> u64 {
-        self.source.size()
+    fn size(&self, py: Python<'_>) -> u64 {
+        match self.source.kind() {
+            Kind::Object => self.source.size(),
+            Kind::Local => py.detach(|| self.source.size()),
+        }
     }
     #[getter]
-    fn etag(&self) -> Option<String> {
-        self.source.version().e_tag
+    fn etag(&self, py: Python<'_>) -> Option<String> {
+        py.detach(|| self.source.version()).e_tag
     }
     #[getter]
-    fn version(&self) -> Option<String> {
-        self.source.version().version
+    fn version(&self, py: Python<'_>) -> Option<String> {
+        py.detach(|| self.source.version()).version
     }
     #[getter]
-    fn modified_ns(&self) -> Option<u128> {
-        self.source.version().modified_ns()
+    fn modified_ns(&self, py: Python<'_>) -> Option<u128> {
+        py.detach(|| self.source.version()).modified_ns()
+    }
+    /// Of a local file: device and inode number, and when it was born, 0 where that is unknown.
+    #[getter]
+    fn identity(&self) -> Option<(u64, u64, i64)> {
+        self.source.identity().map(|Identity { device, inode, born }| (device, inode, born))
     }
     #[getter]
     fn is_object(&self) -> bool {
@@ -264,7 +287,7 @@ impl RawFile {
     }
 
     fn read_at<'py>(&self, py: Python<'py>, offset: u64, length: u64) -> PyResult<Bound<'py, PyBytes>> {
-        let (len, mut read) = (self.clamp(offset, length), 0);
+        let (len, mut read) = (self.clamp(py, offset, length), 0);
         let bytes = PyBytes::new_with(py, len, |buffer| {
             read = self.read(py, buffer, offset)?;
             Ok(())
@@ -281,7 +304,7 @@ impl RawFile {
         py: Python<'py>,
         ranges: Vec<(u64, u64)>,
     ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
-        let ranges = self.check(&ranges)?;
+        let ranges = self.check(py, &ranges)?;
         let ready = py.detach(|| self.ready_ranges(&ranges))?;
         let missing = missing(&ranges, &ready);
         let is_hit = missing.is_empty();
@@ -324,7 +347,7 @@ impl RawFile {
         range: (u64, u64),
     ) -> PyResult<Option<Bound<'py, PyBytes>>> {
         let ((waiter, number), (offset, length)) = (asked, range);
-        let (len, mut ready) = (self.clamp(offset, length), 0);
+        let (len, mut ready) = (self.clamp(py, offset, length), 0);
         let bytes = PyBytes::new_with(py, len, |buffer| {
             if self.source.readiness().reads {
                 ready = self.read_ready(py, buffer, offset)?;
@@ -348,7 +371,7 @@ impl RawFile {
         ranges: Vec<(u64, u64)>,
     ) -> PyResult<Option<Vec<Bound<'py, PyBytes>>>> {
         let (waiter, number) = asked;
-        let ranges = self.check(&ranges)?;
+        let ranges = self.check(py, &ranges)?;
         let ready = py.detach(|| self.ready_ranges(&ranges))?;
         let missing = missing(&ranges, &ready);
         let is_hit = missing.is_empty();

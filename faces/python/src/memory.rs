@@ -21,9 +21,12 @@ use pyo3::{PyErr, ffi};
 use quinion::Pinned;
 use quinion_service::PinnedBytes;
 
-/// A range of an object or file, as a read-only buffer.
+use crate::wait::Detached;
+
+/// A range of an object or file, as a read-only buffer. Its end gives back what a server has pinned, or the last of a
+/// cache.
 #[pyclass(frozen, module = "quinion")]
-pub(crate) struct Pin(Held);
+pub(crate) struct Pin(Detached<Held>);
 
 /// Where the bytes of a pin are.
 pub(crate) enum Held {
@@ -72,7 +75,7 @@ impl Held {
 
 impl From<Held> for Pin {
     fn from(held: Held) -> Self {
-        Self(held)
+        Self(held.into())
     }
 }
 
@@ -85,7 +88,7 @@ impl Pin {
     /// Whether the bytes were copied: a server's of local files, and short ones that lie in several pieces.
     #[getter]
     fn is_copied(&self) -> bool {
-        match &self.0 {
+        match &*self.0 {
             Held::Served(bytes) => bytes.is_copied(),
             Held::Cached(..) => false,
             Held::Copied(_) => true,

@@ -15,6 +15,7 @@ use quinion_service::ServerTotals;
 use crate::error::Failure;
 use crate::file::{dict_of, freshness_of};
 use crate::stores::{self, StoreRequest};
+use crate::wait::drop_detached;
 
 /// A server, until it is stopped or collected.
 #[pyclass(frozen, module = "quinion")]
@@ -31,10 +32,7 @@ impl Drop for Server {
             std::mem::forget(running);
             return;
         }
-        // Its threads are waited for without the GIL.
-        let mut running = Some(running);
-        Python::try_attach(|py| py.detach(|| drop(running.take())));
-        drop(running);
+        drop_detached(running); // its threads are waited for
     }
 }
 

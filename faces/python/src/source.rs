@@ -19,6 +19,7 @@ use std::os::unix::fs::FileExt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
+use quinion::backend::Identity;
 use quinion::{BatchRead, ErrorKind, File, PageState, ReadOptions};
 use quinion_object::ObjectFile;
 use quinion_service::{ClientFile, RangeRead};
@@ -62,6 +63,10 @@ pub(crate) trait Source: Send + Sync + 'static {
     fn name(&self) -> &str;
     fn size(&self) -> u64;
     fn version(&self) -> Version;
+    /// The identity of a file that another process may open again.
+    fn identity(&self) -> Option<Identity> {
+        None
+    }
     fn readiness(&self) -> Readiness;
     /// Announces reads of a range, in pieces.
     fn announce(&self, _range: Range<u64>) {}
@@ -181,20 +186,33 @@ impl Source for ServedObject {
 }
 
 /// A local file, through a server.
-pub(crate) struct ServedFile(pub(crate) ClientFile);
+pub(crate) struct ServedFile {
+    file: ClientFile,
+    identity: Option<Identity>,
+}
+
+impl ServedFile {
+    /// On a thread that may wait for the disk.
+    pub(crate) fn new(file: ClientFile) -> Self {
+        Self { identity: file.identity(), file }
+    }
+}
 
 impl Source for ServedFile {
     fn kind(&self) -> Kind {
         Kind::Local
     }
     fn name(&self) -> &str {
-        self.0.name()
+        self.file.name()
     }
     fn size(&self) -> u64 {
-        self.0.len()
+        self.file.len()
     }
     fn version(&self) -> Version {
-        version_of(&self.0)
+        version_of(&self.file)
+    }
+    fn identity(&self) -> Option<Identity> {
+        self.identity
     }
     fn readiness(&self) -> Readiness {
         Readiness { reads: false, pins: false }
@@ -203,7 +221,7 @@ impl Source for ServedFile {
         self.read(buffer, offset)
     }
     fn read(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
-        Ok(self.0.read_at(buffer, offset)?)
+        Ok(self.file.read_at(buffer, offset)?)
     }
     fn read_ranges(&self, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
         read_each(self, ranges)
@@ -212,13 +230,13 @@ impl Source for ServedFile {
         self.pin(range).map(Some)
     }
     fn pin(&self, range: Range<u64>) -> Result<Held> {
-        Ok(Held::of_server(self.0.pin(range)?))
+        Ok(Held::of_server(self.file.pin(range)?))
     }
     fn residents(&self, range: Range<u64>) -> Result<Vec<Range<u64>>> {
-        Ok(self.0.residents(range)?)
+        Ok(self.file.residents(range)?)
     }
     fn prefetch(&self, range: Range<u64>) -> Result<()> {
-        Ok(self.0.prefetch(range)?)
+        Ok(self.file.prefetch(range)?)
     }
 }
 

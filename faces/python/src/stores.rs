@@ -72,7 +72,7 @@ fn folder(prefix: &str, url: &str) -> Result<OpenedStore, String> {
     let path = url.strip_prefix("file://").filter(|path| path.starts_with('/'));
     let path = path.ok_or_else(|| format!("{url:?} is not a folder; write it as file:///folder"))?;
     let store = LocalFileSystem::new_with_prefix(path).map_err(|error| error.to_string())?;
-    Ok((Arc::new(store), Options::new().store_name(format!("{prefix} at {url}"))))
+    Ok((Arc::new(store), Options::new().store_name(format!("{prefix} at {url}")).etags_are_times()))
 }
 
 fn memory(objects: HashMap<String, Vec<u8>>) -> Result<OpenedStore, String> {
@@ -101,7 +101,9 @@ fn network(prefix: &str, options: HashMap<String, String>) -> Result<OpenedStore
         _ => http(&format!("{scheme}://{bucket}"), options),
     };
     let (store, place) = opened.map_err(|error| error.to_string())?;
-    Ok((store, Options::new().store_name(format!("{prefix} at {place:?}"))))
+    let options = Options::new().store_name(format!("{prefix} at {place:?}"));
+    // ETags of web servers are made of a file's time and size.
+    Ok((store, if scheme.starts_with("http") { options.etags_are_times() } else { options }))
 }
 
 /// With that of its configuration which tells one place and account from another.

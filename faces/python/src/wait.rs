@@ -1,4 +1,4 @@
-//! Wait: Ctrl-C while a store is waited for.
+//! Wait: Ctrl-C while a store is waited for, and ends that may wait.
 //!
 //! ```text
 //!   main thread                      a thread of its own
@@ -12,8 +12,15 @@
 //! what may wait for the main thread. If a handler raises, the answer is dropped when it comes, and its pins are
 //! released. Other threads wait themselves.
 //!
-//! Invariant: a thread that waits has neither memory of Python's nor the GIL. It may outlive the interpreter.
+//! The end of a value may wait as well: a server that stalls is told of a pin for up to a second, and the close of a
+//! file asks its file system, which may be served by another thread of this interpreter. Python collects its objects
+//! under the GIL, so what such an object has is [`Detached`].
+//!
+//! Invariants:
+//!  1. A thread that waits has neither memory of Python's nor the GIL. It may outlive the interpreter.
+//!  2. Only threads of Python's drop a [`Detached`]: others would wait for a GIL that they do not need.
 
+use std::ops::Deref;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
@@ -23,6 +30,35 @@ use crate::error::{Failure, Result};
 
 /// The longest delay of Ctrl-C.
 const SIGNALS_EVERY: Duration = Duration::from_millis(50);
+
+/// Drops a value without the GIL, or as it is where this thread has none: the interpreter has ended.
+pub(crate) fn drop_detached<T: Send>(value: T) {
+    let mut value = Some(value);
+    Python::try_attach(|py| py.detach(|| drop(value.take())));
+    drop(value);
+}
+
+/// A value of one of Python's objects whose end may wait: it is dropped without the GIL.
+pub(crate) struct Detached<T: Send>(Option<T>);
+
+impl<T: Send> From<T> for Detached<T> {
+    fn from(value: T) -> Self {
+        Self(Some(value))
+    }
+}
+
+impl<T: Send> Deref for Detached<T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        self.0.as_ref().expect("it is taken by the drop alone")
+    }
+}
+
+impl<T: Send> Drop for Detached<T> {
+    fn drop(&mut self) {
+        drop_detached(self.0.take());
+    }
+}
 
 /// The result of `work`, which may wait for long.
 ///
@@ -46,7 +82,12 @@ pub(crate) fn interruptible<T: Send + 'static>(
         (answer, receiver) = py.detach(move || (receiver.recv_timeout(SIGNALS_EVERY), receiver));
         match answer {
             Ok(answer) => return Ok(answer?),
-            Err(RecvTimeoutError::Timeout) => py.check_signals()?,
+            Err(RecvTimeoutError::Timeout) => {
+                if let Err(interrupt) = py.check_signals() {
+                    py.detach(move || drop(receiver)); // an answer may be in it by now
+                    return Err(interrupt);
+                }
+            }
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(Failure::io("a read panicked; standard error has its message").into());
             }

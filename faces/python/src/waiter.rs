@@ -31,6 +31,7 @@ use pyo3::types::{PyBytes, PyList};
 
 use crate::error::{Failure, Result};
 use crate::memory::{Held, Pin};
+use crate::wait::drop_detached;
 
 /// A thread waits for one job, so this is the number of parallel jobs.
 const THREADS_MAX: usize = 64;
@@ -227,6 +228,6 @@ impl Drop for RawWaiter {
         let (queue, done) = (std::mem::take(&mut state.queue), std::mem::take(&mut state.done));
         drop(state);
         self.shared.has_work.notify_all();
-        drop((queue, done));
+        drop_detached((queue, done));
     }
 }

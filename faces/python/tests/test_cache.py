@@ -3,12 +3,13 @@
 import errno
 import os
 import pickle
+import sys
 import threading
 
 import numpy
 import pytest
 import quinion
-from conftest import DATA, SIZE, Web, in_child
+from conftest import DATA, SIZE, Web, in_child, wait_until
 
 URL = "data://s/a"
 
@@ -93,6 +94,58 @@ def test_a_closed_cache_is_closed_with_its_files(cache):
     for use in (lambda: cache.open(URL), cache.stats, lambda: file.read_at(0, 1)):
         with pytest.raises(ValueError):
             use()
+
+
+def test_a_file_that_is_opened_while_the_cache_is_closed_is_closed(cache, monkeypatch):
+    """1. A thread has opened a file. 2. Another closes the cache, and all files that it knows.
+    3. The first adds its file, which stayed open."""
+    opened, opens = [], quinion.File._open
+
+    def and_closed(file, *arguments):
+        raw = opens(file, *arguments)
+        opened.append(file)
+        closing = threading.Thread(target=cache.close)
+        closing.start()
+        closing.join()
+        return raw
+
+    monkeypatch.setattr(quinion.File, "_open", and_closed)
+    with pytest.raises(ValueError, match="closed"):
+        cache.open(URL)
+    assert [file.closed for file in opened] == [True]
+
+
+def test_caches_are_closed_beside_opens(folder):
+    """The close went through the files while another thread added one: "Set changed size during iteration"."""
+    interval, failures = sys.getswitchinterval(), []
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(20):
+            cache, files = quinion.Cache(memory=16 << 20), []
+
+            def opens(cache=cache, files=files):
+                try:
+                    while True:
+                        files.append(cache.open(folder / "a"))
+                except ValueError:
+                    pass
+                except BaseException as error:
+                    failures.append(error)
+
+            threads = [threading.Thread(target=opens) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            wait_until(lambda files=files: len(files) > 500)
+            try:
+                cache.close()
+            except BaseException as error:
+                failures.append(error)
+                cache._raw_cache = None
+            for thread in threads:
+                thread.join()
+            assert not failures and all(file.closed for file in files)
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_a_forked_child_is_told_that_it_has_no_cache(cache):

@@ -1,7 +1,9 @@
 """Fsspec: chained to another file system, it is that file system, and its reads are the cache's."""
 
 import asyncio
+import io
 import os
+import pathlib
 import pickle
 import random
 
@@ -186,6 +188,33 @@ def test_coroutines_answer_as_the_calls_do(server, memory):
     assert server.stats()["reads"] > before
 
 
+def test_files_without_a_size_and_files_that_grow_are_read_to_their_end(server, tmp_path):
+    """Coroutines read as much as the size was: nothing of a file of /proc, whose size is 0 for the kernel."""
+    options = {"server": server.name, "target_protocol": "file", "skip_instance_cache": True}
+    fs, waits = (fsspec.filesystem("quinion", asynchronous=is_so, **options) for is_so in (False, True))
+    known = pathlib.Path("/proc/filesystems").read_bytes()
+    assert os.stat("/proc/filesystems").st_size == 0 < len(known)
+    for start, end in [(None, None), (0, 10), (3, 10), (None, 7), (5, len(known) + 9), (5, None), (9, 4), (1 << 70, 1 << 71)]:
+        found = fs.cat_file("/proc/filesystems", start, end)
+        assert found == asyncio.run(waits._cat_file("/proc/filesystems", start, end)) == known[start:end]
+    path = tmp_path / "grows"
+    path.write_bytes(DATA)
+    size = quinion.File.size
+
+    def and_then_it_grows(file):
+        found = size.fget(file)
+        with path.open("ab") as appended:
+            appended.write(b"x")
+        return found
+
+    quinion.File.size = property(and_then_it_grows)
+    try:
+        found = asyncio.run(waits._cat_file(str(path)))
+    finally:
+        quinion.File.size = size
+    assert found == path.read_bytes()
+
+
 def test_the_other_file_system_is_asynchronous_as_well(server):
     made = fsspec.filesystem("quinion", server=server.name, target_protocol="http", asynchronous=True)
     assert made.fs.asynchronous
@@ -259,6 +288,39 @@ def test_stores_that_others_name_otherwise_are_the_servers(tmp_path, monkeypatch
             assert fs.cat_file("bucket/key with space%41", 5, 10) == DATA[5:10]
             with pytest.raises(FileNotFoundError):
                 fs.cat_file(f"{name}://bucket/none")
+
+
+class Versions(StoreByOtherNames):
+    """One whose objects have versions, as those of s3fs."""
+
+    protocol = ("s3", "s3a")
+
+    def cat_file(self, path, start=None, end=None, version_id=None, **_options):
+        return f"{path} of {version_id}".encode()[start:end]
+
+    def _open(self, path, mode="rb", version_id=None, **_options):
+        return io.BytesIO(self.cat_file(path, version_id=version_id))
+
+
+def test_a_version_that_is_asked_for_is_read_by_the_other_file_system(tmp_path, monkeypatch):
+    """The option was left out, and the newest version read."""
+    monkeypatch.setitem(_registry, "s3", Versions)
+    server = str(tmp_path / "q" / "s.sock")
+    with quinion.serve(server, memory=16 << 20, stores={"s3://bucket": {"key": DATA}}):
+        options = {"server": server, "target_protocol": "s3"}
+        fs = fsspec.filesystem("quinion", **options)
+        path, version = "quinion://bucket/key", {"version_id": "7"}
+        with fs.open(path, **version) as file:
+            assert file.read() == b"bucket/key of 7"
+        assert fs.cat_file(path, 7, **version) == b"key of 7" and fs.cat(path, **version) == b"bucket/key of 7"
+        assert fs.cat_ranges([path, path], [0, 7], [6, 10], **version) == [b"bucket", b"key"]
+        waits = fsspec.filesystem("quinion", asynchronous=True, skip_instance_cache=True, **options)
+        assert asyncio.run(waits._cat_file(path, 7, **version)) == b"key of 7"
+        assert asyncio.run(waits._cat_ranges([path], 0, 6, **version)) == [b"bucket"]
+        # Options by which the same bytes come, and those that are not given, leave it to the cache.
+        with fs.open(path, block_size=5, cache_type="none", version_id=None) as file:
+            assert file.read() == DATA
+        assert fs.cat_file(path, 5, 10, version_id=None) == DATA[5:10]
 
 
 def test_chains_and_pickles(server, memory):

@@ -51,6 +51,16 @@ def test_many_that_start_at_a_time_share_one(name, stores):
     wait_until(lambda: len(processes_of(name)) == 1)
 
 
+def test_modules_of_the_working_directory_are_not_run(name, stores, tmp_path, monkeypatch):
+    """A server that a script in `/tmp` started ran what any user had put there as `asyncio.py`."""
+    (tmp_path / "asyncio.py").write_text("open('ran', 'w').close()")
+    monkeypatch.chdir(tmp_path)
+    # The path is relative, and the server leaves this directory.
+    client = quinion.ensure_service(os.path.relpath(name), memory=16 << 20, stores=stores)
+    assert client.open(URL).read() == DATA and client.name == name
+    assert not (tmp_path / "ran").exists()
+
+
 def test_an_idle_time_that_is_none_is_refused(name, stores):
     for idle in [-1, math.nan]:
         with pytest.raises(ValueError, match="idle"):

@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 use libsqlite3_sys::{SQLITE_ERROR, SQLITE_OK, sqlite3_free};
 
 use crate::ffi::text_of_sqlite;
-use crate::process::{DIRECT_READS, Process, memory_of_text};
+use crate::process::{DIRECT_READS, Process, memory_of_text, set_memory};
 
 /// Answers a pragma: `words` are the place of the answer, the pragma's name, and its argument or null. `None`: it is
 /// another VFS's. `database` has the counters of the database, if it has any.
@@ -48,7 +48,7 @@ fn memory(wanted: Option<&CStr>) -> Result<String, String> {
     };
     if let Some(wanted) = wanted {
         let bytes = memory_of_text(&wanted.to_string_lossy())?;
-        cache.resize(bytes).map_err(|error| error.to_string())?;
+        set_memory(&cache, bytes)?;
     }
     Ok(cache.stats().memory_bytes.to_string())
 }

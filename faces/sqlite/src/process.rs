@@ -24,6 +24,10 @@ const MEMORY: u64 = 256 << 20;
 const MEMORY_LEAST: u64 = 16 << 20;
 /// The bound, for a process that cannot give it by a URI.
 const MEMORY_VARIABLE: &str = "QUINION_SQLITE_MEMORY";
+/// The most that the bound can be raised to while the cache is in use, for such a process.
+const MEMORY_MAX_VARIABLE: &str = "QUINION_SQLITE_MEMORY_MAX";
+/// That many times the bound by default. The tables for it take 0.9 % of it, so 4 % of the bound.
+const MEMORY_MAX_TIMES: u64 = 4;
 
 #[derive(Debug, Default)]
 pub struct Process {
@@ -58,6 +62,25 @@ pub struct NodeKey {
     pub server: CString,
 }
 
+/// The bounds of a cache that may have to be made, as a URI gives them.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct MemoryBounds {
+    /// The bound, in bytes.
+    pub memory: Option<u64>,
+    /// The most that it can be raised to.
+    pub memory_max: Option<u64>,
+}
+
+impl MemoryBounds {
+    /// These, or else what the environment gives, or else the defaults.
+    fn in_full(self) -> Result<(u64, u64), String> {
+        let memory = self.memory.map_or_else(|| by_variable(MEMORY_VARIABLE), |memory| Ok(Some(memory)))?;
+        let memory = memory.unwrap_or(MEMORY);
+        let max = self.memory_max.map_or_else(|| by_variable(MEMORY_MAX_VARIABLE), |max| Ok(Some(max)))?;
+        Ok((memory, max.unwrap_or(memory.saturating_mul(MEMORY_MAX_TIMES)).max(memory)))
+    }
+}
+
 impl Process {
     pub fn get() -> &'static Self {
         static PRESENT: AtomicPtr<Process> = AtomicPtr::new(null_mut());
@@ -78,16 +101,16 @@ impl Process {
         }
     }
 
-    /// The database of this key, which is made if no connection has it. A cache that is made gets `memory` bytes.
+    /// The database of this key, which is made if no connection has it. A cache that is made gets these bounds.
     ///
     /// # Errors
     /// The bound is none, in words.
-    pub fn database(&self, key: Key, memory: Option<u64>) -> Result<Arc<Database>, String> {
+    pub fn database(&self, key: Key, bounds: MemoryBounds) -> Result<Arc<Database>, String> {
         let mut shared = self.shared();
         if let Some(database) = shared.databases.get(&key).and_then(Weak::upgrade) {
             return Ok(database);
         }
-        let database = Arc::new(Database::new(shared.cache(memory)?));
+        let database = Arc::new(Database::new(shared.cache(bounds)?));
         shared.databases.retain(|_, database| database.strong_count() > 0);
         shared.databases.insert(key, Arc::downgrade(&database));
         Ok(database)
@@ -98,8 +121,8 @@ impl Process {
     ///
     /// # Errors
     /// As [`Process::database`].
-    pub fn lone_database(&self, memory: Option<u64>) -> Result<Arc<Database>, String> {
-        Ok(Arc::new(Database::new(self.shared().cache(memory)?)))
+    pub fn lone_database(&self, bounds: MemoryBounds) -> Result<Arc<Database>, String> {
+        Ok(Arc::new(Database::new(self.shared().cache(bounds)?)))
     }
 
     /// The database of this key at its server. `None`, which is logged: it cannot be shared.
@@ -133,15 +156,20 @@ impl Process {
 }
 
 impl Shared {
-    /// The cache, which is made with `memory` bytes if there is none. `None`: the system refuses it, and databases are
-    /// read without.
+    /// The cache, which is made with these bounds if there is none. `None`: the system refuses it, and databases are
+    /// read without. A cache whose tables for the largest bound cannot be had keeps the bound that it is made with.
     ///
     /// # Errors
     /// The bound is none, in words.
-    fn cache(&mut self, memory: Option<u64>) -> Result<Option<Cache>, String> {
+    fn cache(&mut self, bounds: MemoryBounds) -> Result<Option<Cache>, String> {
         if self.cache.is_none() {
-            let memory = memory.map_or_else(memory_by_default, Ok)?;
-            let built = Cache::builder().memory(memory).build();
+            let (memory, memory_max) = bounds.in_full()?;
+            let builder = || Cache::builder().memory(memory);
+            let built = builder().memory_max(memory_max).build().or_else(|error| {
+                let text = format!("the cache's bound of {memory} bytes cannot be raised later: {error}");
+                log(SQLITE_WARNING, &text);
+                builder().build()
+            });
             self.cache = built
                 .inspect_err(|error| {
                     log(SQLITE_WARNING, &format!("databases are read without a cache: {error}"))
@@ -152,11 +180,24 @@ impl Shared {
     }
 }
 
-fn memory_by_default() -> Result<u64, String> {
-    match std::env::var(MEMORY_VARIABLE) {
-        Ok(text) => memory_of_text(&text).map_err(|wrong| format!("{MEMORY_VARIABLE}: {wrong}")),
-        Err(_) => Ok(MEMORY),
+fn by_variable(name: &str) -> Result<Option<u64>, String> {
+    let said = std::env::var(name).ok();
+    said.map(|text| memory_of_text(&text).map_err(|wrong| format!("{name}: {wrong}"))).transpose()
+}
+
+/// Gives the cache another bound.
+///
+/// # Errors
+/// It is none of this cache, in words.
+pub fn set_memory(cache: &Cache, bytes: u64) -> Result<(), String> {
+    let max = cache.stats().memory_max_bytes;
+    if bytes > max {
+        return Err(format!(
+            "the cache's bound can be {max} bytes at most, and not {bytes}; to raise it further, give \
+             quinion_memory_max in the URI of the process's first connection, or {MEMORY_MAX_VARIABLE}"
+        ));
     }
+    cache.resize(bytes).map(drop).map_err(|error| error.to_string())
 }
 
 /// A bound of the cache, in bytes.
@@ -192,18 +233,30 @@ mod tests {
     }
 
     #[test]
+    fn a_bound_can_be_raised_to_four_times_itself_or_as_far_as_is_said() {
+        let bounds = |memory, memory_max| MemoryBounds { memory, memory_max }.in_full();
+        assert_eq!(bounds(None, None), Ok((MEMORY, 4 * MEMORY)));
+        assert_eq!(bounds(Some(64 << 20), None), Ok((64 << 20, 256 << 20)));
+        assert_eq!(bounds(Some(64 << 20), Some(65 << 20)), Ok((64 << 20, 65 << 20)));
+        assert_eq!(bounds(Some(64 << 20), Some(32 << 20)), Ok((64 << 20, 64 << 20)));
+        assert_eq!(bounds(Some(u64::MAX), None), Ok((u64::MAX, u64::MAX)));
+    }
+
+    #[test]
     fn connections_of_one_file_share_its_pages() {
         let process = Process { pid: 0, ..Process::default() };
+        let (given, bounds) =
+            (MemoryBounds { memory: Some(16 << 20), memory_max: None }, MemoryBounds::default());
         let key = |number, is_immutable| Key { inode: (1, number), is_immutable };
-        let one = process.database(key(1, false), Some(16 << 20)).unwrap();
-        let same = process.database(key(1, false), None).unwrap();
+        let one = process.database(key(1, false), given).unwrap();
+        let same = process.database(key(1, false), bounds).unwrap();
         assert!(Arc::ptr_eq(&one, &same));
-        let other = process.database(key(2, false), None).unwrap();
+        let other = process.database(key(2, false), bounds).unwrap();
         assert!(!Arc::ptr_eq(&one, &other));
-        let immutable = process.database(key(1, true), None).unwrap();
+        let immutable = process.database(key(1, true), bounds).unwrap();
         assert!(!Arc::ptr_eq(&one, &immutable));
         drop((one, same));
-        let again = process.database(key(1, false), None).unwrap();
+        let again = process.database(key(1, false), bounds).unwrap();
         assert_eq!(Arc::strong_count(&again), 1);
     }
 }

@@ -20,7 +20,7 @@ use libsqlite3_sys::*;
 use crate::connection::Adopted;
 use crate::ffi::{guarded, log};
 use crate::place::Place;
-use crate::process::{Key, NodeKey, Process, memory_of_text};
+use crate::process::{Key, MemoryBounds, NodeKey, Process, memory_of_text};
 use crate::{connection, object};
 
 const NAME: &CStr = c"quinion";
@@ -109,6 +109,20 @@ unsafe fn parameter<'n>(name: *const c_char, key: &CStr) -> Option<&'n CStr> {
     }
 }
 
+/// The bounds of the cache that a URI gives.
+///
+/// # Safety
+/// As that of [`parameter`].
+unsafe fn bounds_of(name: *const c_char) -> Result<MemoryBounds, String> {
+    let bytes_of = |key: &CStr| {
+        // SAFETY: the caller's contract.
+        let text = unsafe { parameter(name, key) }.map(CStr::to_string_lossy);
+        let bytes = text.map(|text| memory_of_text(&text)).transpose();
+        bytes.map_err(|wrong| format!("{} of the URI: {wrong}", key.to_string_lossy()))
+    };
+    Ok(MemoryBounds { memory: bytes_of(c"quinion_memory")?, memory_max: bytes_of(c"quinion_memory_max")? })
+}
+
 unsafe extern "C" fn open(
     vfs: *mut sqlite3_vfs,
     name: *const c_char,
@@ -174,11 +188,10 @@ unsafe fn wrap(
     before: Option<Place>,
 ) -> c_int {
     // SAFETY: the name of a main database.
-    let memory = unsafe { parameter(name, c"quinion_memory") };
-    let memory = match memory.map(|text| memory_of_text(&text.to_string_lossy())).transpose() {
-        Ok(memory) => memory,
+    let bounds = match unsafe { bounds_of(name) } {
+        Ok(bounds) => bounds,
         Err(wrong) => {
-            log(SQLITE_CANTOPEN, &format!("quinion_memory of the URI: {wrong}"));
+            log(SQLITE_CANTOPEN, &wrong);
             return SQLITE_CANTOPEN;
         }
     };
@@ -188,8 +201,8 @@ unsafe fn wrap(
     let place = unsafe { own_place(name, inner) };
     let place = place.filter(|place| before.is_none_or(|before| before.inode() == place.inode()));
     let database = match &place {
-        Some(place) => Process::get().database(Key { inode: place.inode(), is_immutable }, memory),
-        None => Process::get().lone_database(memory),
+        Some(place) => Process::get().database(Key { inode: place.inode(), is_immutable }, bounds),
+        None => Process::get().lone_database(bounds),
     };
     // SAFETY: the name of a main database.
     let server = unsafe { parameter(name, c"server") };

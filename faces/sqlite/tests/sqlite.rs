@@ -23,9 +23,13 @@ fn folder(name: &str) -> Folder {
 
 /// What the shell prints for these statements, with the extension loaded.
 fn shell(folder: &Folder, statements: &str) -> Output {
+    shell_of(folder, "file:x.db?vfs=quinion", statements)
+}
+
+fn shell_of(folder: &Folder, uri: &str, statements: &str) -> Output {
     let mut command = Command::new("sqlite3");
     command.current_dir(&folder.0).args(["-batch", "-bail", ":memory:"]);
-    command.arg(format!(".load {}", extension().display())).arg(".open file:x.db?vfs=quinion");
+    command.arg(format!(".load {}", extension().display())).arg(format!(".open {uri}"));
     command.arg(statements).output().expect("no sqlite3; install it (scripts/setup)")
 }
 
@@ -307,6 +311,22 @@ fn the_bound_is_said_in_sql_and_a_wrong_one_in_words() {
     let folder = folder("bound");
     let told = shell(&folder, "PRAGMA quinion_memory = '64M'; PRAGMA quinion_memory;");
     assert_eq!(String::from_utf8_lossy(&told.stdout), "67108864\n67108864\n");
+    // It was built for the first bound alone: each larger one was an error, whose remedy was a call in Rust.
+    let told = shell(&folder, "PRAGMA quinion_memory = '1G'; PRAGMA quinion_memory = '256M';");
+    assert_eq!(String::from_utf8_lossy(&told.stdout), "1073741824\n268435456\n");
+    let beyond = shell(&folder, "PRAGMA quinion_memory = '1100M';");
+    let words = String::from_utf8_lossy(&beyond.stderr);
+    assert!(!beyond.status.success() && words.contains("1073741824 bytes at most"), "{words}");
+    assert!(words.contains("quinion_memory_max in the URI") && !words.contains("build"), "{words}");
+    let uri = "file:x.db?vfs=quinion&quinion_memory=16M&quinion_memory_max=40M";
+    let told = shell_of(&folder, uri, "PRAGMA quinion_memory = '40M'; PRAGMA quinion_memory = '42M';");
+    let words = String::from_utf8_lossy(&told.stderr);
+    assert!(told.stdout == b"41943040\n" && words.contains("41943040 bytes at most"), "{words}");
+    // Its tables would take more than the bound.
+    let uri = "file:x.db?vfs=quinion&quinion_memory=16M&quinion_memory_max=1T";
+    let told = shell_of(&folder, uri, "PRAGMA quinion_memory; PRAGMA quinion_memory = '32M';");
+    let words = String::from_utf8_lossy(&told.stderr);
+    assert!(told.stdout == b"16777216\n" && words.contains("16777216 bytes at most"), "{words}");
     let wrong = shell(&folder, "PRAGMA quinion_memory = 'much';");
     assert!(!wrong.status.success());
     let words = String::from_utf8_lossy(&wrong.stderr);

@@ -545,6 +545,7 @@ static void forks(void) {
     if (child == 0) {
         FAILS(qn_pread(file, &byte, 1, 0), ECHILD, "fork");
         FAILS(qn_length(file), ECHILD, "fork");
+        FAILS(qn_cache_check(cache), ECHILD, "fork");
         qn_file *opened;
         FAILS(qn_open(cache, path, NULL, &opened), ECHILD, "fork");
         CHECK(qn_unpin(pin) == 0 && qn_pool_close(pool) == 0 && qn_cache_close(cache) == 0);

@@ -25,6 +25,7 @@ import importlib
 import io
 import operator
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
@@ -83,7 +84,9 @@ _MEMORY_ALL = (1 << 64) - 1
 _STEP_BYTES = 8 << 20
 _AHEAD_BYTES = 64 << 20
 
-_Identity = tuple[int, str | None, str | None, int | None]
+# An object's size, ETag, version and time; a local file's device, inode and time of birth: its inode number alone is
+# that of the next file as soon as it is deleted.
+_Identity = tuple[int, str | None, str | None, int | None] | tuple[int, int, int]
 
 
 def serve(name: str, *, memory: int, stores: Stores | None = None, freshness: Freshness = None) -> Server:
@@ -145,6 +148,12 @@ def residency(url: str, *, server: str = "node") -> Residency:
     return connect(server).residency(url)
 
 
+def _server(name: str) -> str:
+    """The name that means the same server from any working directory."""
+    is_relative = "/" in name and not os.path.isabs(name)
+    return os.path.join(os.getcwd(), name) if is_relative else name
+
+
 class _RawOpener(Protocol):
     """The compiled half of what opens files."""
 
@@ -158,7 +167,7 @@ class Client:
 
     def __init__(self, name: str, freshness: Freshness = None) -> None:
         _freshness(freshness)  # a wrong one is refused here, and not by each open
-        self.name = name
+        self.name = name = _server(name)
         self.freshness = freshness
         self._state = (_generation, RawClient(name))
 
@@ -235,6 +244,8 @@ class Cache:
     ) -> None:
         self.freshness = freshness
         self._generation = _generation
+        # Guards the files and whether it is closed. A signal handler may open a file within an open.
+        self._lock = threading.RLock()
         self._files: weakref.WeakSet[File] = weakref.WeakSet()
         self._raw_cache: RawCache | None = None
         self._raw_cache = RawCache(memory, disk, _all_plain(stores), _freshness(freshness))
@@ -244,21 +255,29 @@ class Cache:
     def _raw(self) -> RawCache:
         if self._generation != _generation:
             raise RuntimeError("this cache is of the process that this one was forked from; make one here")
-        if self._raw_cache is None:
+        raw = self._raw_cache
+        if raw is None:
             raise ValueError("this cache is closed")
-        return self._raw_cache
+        return raw
+
+    def _add(self, file: File) -> File:
+        """A file that was opened just now, and belongs to it unless it was closed meanwhile."""
+        with self._lock:
+            self._files.add(file)
+            # Only now: a handler of a signal may close the cache here, which has the lock already.
+            is_closed = self._raw_cache is None
+        if is_closed:
+            file.close()
+            raise ValueError("this cache is closed")
+        return file
 
     def open(self, url: Name, *, freshness: Freshness = None) -> File:
         """Opens an object by its URL, or a local file by its path, for reading. Bytes are a path."""
-        file = File(self, _name(url), freshness)
-        self._files.add(file)
-        return file
+        return self._add(File(self, _name(url), freshness))
 
     async def aopen(self, url: Name, *, freshness: Freshness = None) -> File:
         """As `open`, for asyncio."""
-        file = await _aopen(self, _name(url), freshness)
-        self._files.add(file)
-        return file
+        return self._add(await _aopen(self, _name(url), freshness))
 
     def residency(self, url: Name) -> Residency:
         """What of an object or file is in this cache's memory now; see `Client.residency`."""
@@ -280,9 +299,14 @@ class Cache:
 
     def close(self) -> None:
         """Closes the cache and its files. Memory is given back with the last pin."""
-        raw, self._raw_cache = self._raw_cache, None
-        if raw is not None and self._generation == _generation:
-            for file in list(self._files):
+        if self._generation != _generation:
+            self._raw_cache = None  # a thread that this child lacks may have the lock
+            return
+        with self._lock:
+            raw, self._raw_cache = self._raw_cache, None
+            files = list(self._files)
+        if raw is not None:
+            for file in files:
                 file.close()
             raw.close()
 
@@ -296,9 +320,10 @@ class Cache:
         raise TypeError("a cache is of one process; for several use quinion.serve and quinion.connect")
 
     def __repr__(self) -> str:
-        if self._raw_cache is None or self._generation != _generation:
-            return f"<quinion.Cache: {'closed' if self._raw_cache is None else 'of another process'}>"
-        stats = self.stats()
+        raw = self._raw_cache
+        if raw is None or self._generation != _generation:
+            return f"<quinion.Cache: {'closed' if raw is None else 'of another process'}>"
+        stats = raw.stats()
         hits = 100 * stats["hits"] / max(stats["reads"], 1)
         return (
             f"<quinion.Cache: {hits:.1f} % of {stats['reads']} reads hit, "
@@ -323,6 +348,18 @@ def _target(name: str | bytes) -> str | bytes:
         name.encode()  # a URL is UTF-8: else an error, as of Python's own strings
         return name
     return os.fsencode(rest if has_scheme else name)
+
+
+def _absolute(name: str | bytes) -> str | bytes:
+    """The name that leads to the same file from another working directory. A relative path stays where the directory is
+    gone, from which nothing can be opened by it either."""
+    target = _target(name)
+    if isinstance(target, str) or not target or os.path.isabs(target):
+        return name
+    try:
+        return os.path.join(os.getcwdb(), target)
+    except OSError:
+        return name
 
 
 @contextlib.contextmanager
@@ -352,7 +389,8 @@ def _wanted(opener: Client | Cache, freshness: Freshness) -> str | None:
 class File(io.RawIOBase):
     """An object or local file, open for reading. Wrap it in `io.BufferedReader` for small reads.
 
-    A handle is of one version of an object: also where it is opened again, in a forked child or after pickling.
+    A handle is of one version of an object, or of one local file: also where it is opened again, in a forked child or
+    after pickling.
 
     `aread_at`, `aread_ranges`, `areadinto_at` and `apin` are for asyncio. What is cached is returned at once; what is
     not is waited for by threads, so many calls overlap, and the event loop goes on. They may be cancelled.
@@ -371,6 +409,7 @@ class File(io.RawIOBase):
         self._freshness = freshness
         self._position = 0
         self.name = url
+        self._again = _absolute(url)
         self._text = os.fsdecode(url)  # in messages
         self._state: tuple[int, RawFile] | None = None
         self._identity = _identity
@@ -379,18 +418,21 @@ class File(io.RawIOBase):
     def _open(self, opened: RawFile | None = None) -> RawFile:
         raw = opened
         if raw is None:
-            target, wanted = _target(self.name), _wanted(self._client, self._freshness)
+            name = self.name if self._identity is None else self._again
+            target, wanted = _target(name), _wanted(self._client, self._freshness)
             with _named(self.name):
                 raw = self._client._raw().open(target, wanted)
+        found: _Identity | None = raw.identity
         if raw.is_object:
             found = (raw.size, raw.etag, raw.version, raw.modified_ns)
-            if self._identity is not None and found != self._identity:
+        if self._identity is not None:
+            if found != self._identity:
                 text = f"cannot open {self._text} again: it was replaced since it was opened"
                 raise OSError(errno.ESTALE, text)
-            if self._identity is not None and found[1:] == (None, None, None):
+            if raw.is_object and self._identity[1:] == (None, None, None):
                 text = f"cannot open {self._text} again: its store tells no ETag, version or time to know it by"
                 raise OSError(errno.ESTALE, text)
-            self._identity = found
+        self._identity = found
         self._state = (_generation, raw)
         return raw
 
@@ -548,7 +590,7 @@ class File(io.RawIOBase):
         self._raw()
         if isinstance(self._client, Cache):
             raise TypeError("a file of a cache is of one process; for several use quinion.serve and quinion.connect")
-        return (_reopen, (self._client, self.name, self._freshness, self._identity, self._position))
+        return (_reopen, (self._client, self._again, self._freshness, self._identity, self._position))
 
     def __repr__(self) -> str:
         state = "closed" if self._state is None else f"at {self._position}"

@@ -30,7 +30,7 @@ import fsspec  # type: ignore[import-untyped]
 from fsspec.asyn import AsyncFileSystem  # type: ignore[import-untyped]
 from fsspec.implementations.chained import ChainedFileSystem  # type: ignore[import-untyped]
 
-from . import File, Freshness, connect
+from . import _POSITION_MAX, File, Freshness, connect
 
 __all__ = ["QuinionFileSystem"]
 
@@ -38,6 +38,14 @@ __all__ = ["QuinionFileSystem"]
 _SCHEMES = {"abfs": "az", "abfss": "az", "gcs": "gs", "s3a": "s3"}
 
 _Bounds = list[tuple[int | None, int | None]]
+
+# Options of opens and reads by which the same bytes come.
+_OF_TRANSFER = {"autocommit", "batch_size", "block_size", "cache_options", "cache_type", "fill_cache", "size"}
+
+
+def _concern_content(options: dict[str, Any]) -> bool:
+    """Whether options may ask for other bytes, as `version_id` of s3fs does. Only the other file system knows them."""
+    return any(value is not None and name not in _OF_TRANSFER for name, value in options.items())
 
 
 def _other_name(url: str, error: OSError) -> str | None:
@@ -104,16 +112,24 @@ class QuinionFileSystem(AsyncFileSystem, ChainedFileSystem):  # type: ignore[mis
         return await self.client.aopen(other)
 
     def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
-        return self._file(path) if mode == "rb" else self.fs.open(self._strip_protocol(path), mode, **options)
+        if mode == "rb" and not _concern_content(options):
+            return self._file(path)
+        return self.fs.open(self._strip_protocol(path), mode, **options)
 
-    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_options: Any) -> bytes:
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
+        if _concern_content(options):
+            data: bytes = self.fs.cat_file(self._strip_protocol(path), start=start, end=end, **options)
+            return data
         with self._file(path) as file:
-            first, length = _range(file.size, start, end)
-            return file.readall() if (start, end) == (None, None) else file.read_at(first, length)
+            return _read_slice(file, start, end)
 
     def cat_ranges(
-        self, paths: Any, starts: Any, ends: Any, max_gap: Any = None, on_error: str = "return", **_options: Any
+        self, paths: Any, starts: Any, ends: Any, max_gap: Any = None, on_error: str = "return", **options: Any
     ) -> list[Any]:
+        if _concern_content(options):
+            options |= {"max_gap": max_gap, "on_error": on_error}
+            found: list[Any] = self.fs.cat_ranges(self._strip_protocol(paths), starts, ends, **options)
+            return found
         wanted = _by_path(paths, starts, ends)
         answers: list[Any] = [None] * len(paths)
         for path, places, ranges in wanted:
@@ -182,13 +198,20 @@ class QuinionFileSystem(AsyncFileSystem, ChainedFileSystem):  # type: ignore[mis
         answer: Callable[..., Any] = getattr(self.fs, call)
         return await asyncio.to_thread(answer, *arguments, **options)
 
-    async def _cat_file(self, path: str, start: int | None = None, end: int | None = None, **_options: Any) -> bytes:
+    async def _cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
+        if _concern_content(options):
+            data: bytes = await self._ask("cat_file", self._strip_protocol(path), start=start, end=end, **options)
+            return data
         with await self._afile(path) as file:
-            return await file.aread_at(*_range(file.size, start, end))
+            return await _aread_slice(file, start, end)
 
     async def _cat_ranges(
-        self, paths: Any, starts: Any, ends: Any, max_gap: Any = None, on_error: str = "return", **_options: Any
+        self, paths: Any, starts: Any, ends: Any, max_gap: Any = None, on_error: str = "return", **options: Any
     ) -> list[Any]:
+        if _concern_content(options):
+            options |= {"max_gap": max_gap, "on_error": on_error}
+            asked: list[Any] = await self._ask("cat_ranges", self._strip_protocol(paths), starts, ends, **options)
+            return asked
         wanted = _by_path(paths, starts, ends)
         answers: list[Any] = [None] * len(paths)
         all_found = await asyncio.gather(*(self._aranges(path, ranges, on_error) for path, _, ranges in wanted))
@@ -254,6 +277,36 @@ def _by_path(paths: Any, starts: Any, ends: Any) -> list[tuple[str, list[int], _
     for place, path in enumerate(paths):
         places[path].append(place)
     return [(path, of_path, [(starts[n], ends[n]) for n in of_path]) for path, of_path in places.items()]
+
+
+def _read_slice(file: File, start: int | None, end: int | None) -> bytes:
+    """A slice's bytes. A file's size is not known before its end, as in /proc, or of a log that grows."""
+    first, last = _bounds(file, start, end)
+    parts = []
+    while first < last and (part := file.read_at(first, last - first)):
+        first += len(part)
+        parts.append(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def _aread_slice(file: File, start: int | None, end: int | None) -> bytes:
+    """As `_read_slice`."""
+    first, last = _bounds(file, start, end)
+    parts = []
+    while first < last and (part := await file.aread_at(first, last - first)):
+        first += len(part)
+        parts.append(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _bounds(file: File, start: int | None, end: int | None) -> tuple[int, int]:
+    """A slice's first byte, and the one behind its last. Only a slice that counts from the end needs the size, which is
+    0 of the files of /proc."""
+    first, last = start or 0, _POSITION_MAX if end is None else end
+    if first < 0 or last < 0:
+        first, length = _range(file.size, start, end)
+        last = first + length
+    return min(first, _POSITION_MAX), min(last, _POSITION_MAX)
 
 
 def _range(size: int, start: int | None, end: int | None) -> tuple[int, int]:

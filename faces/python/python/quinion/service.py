@@ -1,6 +1,6 @@
 """Service: a server that the first process of a node starts, and that ends by itself when none needs it.
 
-`quinion.ensure_service` runs this as `python -m quinion.service NAME`. What it is to serve comes by its input, since
+`quinion.ensure_service` runs this as `python -P -m quinion.service NAME`. What it is to serve comes by its input, since
 options of stores may be secret. It leaves the process that started it, answers in one line, and then serves.
 """
 
@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any
 
-from . import Client, Freshness, Server, Stores, connect, serve
+from . import Client, Freshness, Server, Stores, _server, connect, serve
 
 __all__ = ["ensure", "is_served"]
 
@@ -30,11 +30,13 @@ def ensure(
     """A client of the server of that name, which is started if there is none."""
     if not idle >= 0:  # nor is what is no number
         raise ValueError(f"idle is {idle!r}; give seconds, 0 or more")
+    name = _server(name)
     try:
         return connect(name, freshness=freshness)
     except (ConnectionRefusedError, ConnectionResetError):  # none, or one that ended just now
         request = json.dumps({"memory": memory, "stores": _checked(stores), "idle": idle})
-    command = [sys.executable, "-m", "quinion.service", name]
+    # -P: modules are not looked for in the working directory, which other users may be able to write to.
+    command = [sys.executable, "-P", "-m", "quinion.service", name]
     done = subprocess.run(command, input=request, stdout=subprocess.PIPE, text=True, check=False)
     if done.stdout != "ready\n":
         raise OSError(f"cannot start a server {name!r}: {done.stdout.strip() or 'it ended at once'}")

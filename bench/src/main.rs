@@ -324,8 +324,8 @@ impl Bench {
             });
             self.bar.skipped(each * expected as f64);
             match ended {
-                Ok((measured, excuses)) => {
-                    self.say(experiment, &case_name, &excuses);
+                Ok((measured, missing)) => {
+                    self.say(experiment, &case_name, &missing);
                     section.rows.extend(measured);
                 }
                 Err(why) => {
@@ -338,8 +338,8 @@ impl Bench {
     }
 
     /// Reports which ways of a case are missing, or missing in a part.
-    fn say(&self, experiment: &Experiment, case: &str, excuses: &[MissingRuns]) {
-        for sentence in sentences(excuses) {
+    fn say(&self, experiment: &Experiment, case: &str, missing: &[MissingRuns]) {
+        for sentence in sentences(missing) {
             self.bar.aside(|| eprintln!("quinion: {}: {case}: {sentence}", experiment.about.name));
         }
     }

@@ -270,7 +270,7 @@ fn value_of(line: &str, key: &str) -> String {
 
 /// The cases and peers of memory files, guest memory and restores that have to be there: words of the case's name, and
 /// the alternatives beside Quinion's in it.
-const MEMORY_ROWS: [(&str, &str, &[&str]); 13] = [
+const MEMORY_ROWS: [(&str, &str, &[&str]); 14] = [
     ("memfile", "4 KiB, data", &["tmpfs 4K", "tmpfs huge", "cached file", "cached file, mmap", "bare copy"]),
     ("memfile", "64 KiB, preallocated", &["tmpfs 4K", "tmpfs huge", "bare clear"]),
     ("memfile", "1 MiB, holes", &["tmpfs 4K", "tmpfs huge", "bare clear"]),
@@ -319,6 +319,7 @@ const MEMORY_ROWS: [(&str, &str, &[&str]); 13] = [
     ("restore", "cold: server, COPY", &["MAP_PRIVATE", "handler, COPY 4K", "eager, COPY 2M"]),
     ("restore", "populated cold, folios of 2 MiB: batched", &["one by one"]),
     ("restore", "populated warm, folios of 4 KiB: batched", &["one by one"]),
+    ("restore", "recorded: server, warm disk tier", &["download first, MAP_PRIVATE"]),
 ];
 
 #[test]

@@ -31,7 +31,7 @@ pub const ABOUT: [ExperimentDescription; 17] = [
         name: "hit",
         question: "hit: what does a read of cached data cost, beside the kernel's own and caches of values?",
         starts: CacheStart::Anyhow,
-        takes: Estimate { quick: [1.5, 1.5], full: [15.0, 33.0] },
+        takes: Estimate { quick: [1.5, 1.5], full: [15.0, 20.0] },
     },
     ExperimentDescription {
         name: "insert",

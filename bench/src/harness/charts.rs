@@ -68,7 +68,6 @@ pub struct Curve {
     pub kind: Kind,
 }
 
-/// The kind of a curve.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     Ours,

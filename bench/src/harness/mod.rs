@@ -395,7 +395,7 @@ impl Case {
             case: format!("{name}: {}", comparison.ours),
             ..comparison.row(&metrics, &taken, estimator)
         };
-        Ok((comparisons.iter().map(row).collect(), taken.iter().filter_map(MeasuredRuns::excuse).collect()))
+        Ok((comparisons.iter().map(row).collect(), taken.iter().filter_map(MeasuredRuns::missing).collect()))
     }
 }
 
@@ -418,11 +418,11 @@ impl MissingRuns {
     }
 }
 
-/// Excuses as sentences, one for each reason, with all alternatives that have it.
-pub fn sentences(excuses: &[MissingRuns]) -> Vec<String> {
+/// Missing runs as sentences, one for each reason, with all alternatives that have it.
+pub fn sentences(missing: &[MissingRuns]) -> Vec<String> {
     let mut by_reason: Vec<(String, Vec<String>)> = Vec::new();
-    for excuse in excuses {
-        let (name, reason) = (format!("`{}`", excuse.of), excuse.reason());
+    for runs in missing {
+        let (name, reason) = (format!("`{}`", runs.of), runs.reason());
         match by_reason.iter_mut().find(|(known, _)| *known == reason) {
             Some((_, names)) => names.push(name),
             None => by_reason.push((reason, vec![name])),
@@ -455,7 +455,7 @@ impl MeasuredRuns {
         self.alternative.name == ours || Some(self.alternative.name) == peer
     }
 
-    fn excuse(&self) -> Option<MissingRuns> {
+    fn missing(&self) -> Option<MissingRuns> {
         let why = self.whys.last()?.clone();
         let (missed, repetitions) = (self.whys.len(), self.values.len());
         Some(MissingRuns { of: self.alternative.name, missed, repetitions, why })
@@ -500,11 +500,11 @@ impl Comparison {
             taken.expect("the case has the alternative").of(at)
         };
         let ours = values(self.ours);
-        let excuses = taken
+        let missing = taken
             .iter()
             .filter(|taken| taken.is_one_of(self.ours, self.peer))
-            .filter_map(MeasuredRuns::excuse);
-        let excuses = excuses.map(|excuse| (excuse.of, excuse.reason()));
+            .filter_map(MeasuredRuns::missing);
+        let not_measured = missing.map(|missing| (missing.of, missing.reason()));
         let series = || {
             let taken = taken.iter().find(|taken| taken.alternative.name == self.ours)?;
             let (metric, series) = taken.alternative.series.as_ref()?;
@@ -550,7 +550,7 @@ impl Comparison {
             steadiness: self.peer.map(|_| steadiness),
             met: verdict::met(ratio, goal, steadiness).map(|is_met| is_met && !is_ahead),
             series: series(),
-            excuses: excuses.collect(),
+            not_measured: not_measured.collect(),
         }
     }
 }
@@ -683,10 +683,10 @@ mod tests {
             });
             case.compare("time", "ours", "peer").measure("e", &settings(2), || {})
         };
-        let (rows, excuses) = run(Unmeasured::Missing("no such thing".to_owned())).expect("it is excused");
+        let (rows, missing) = run(Unmeasured::Missing("no such thing".to_owned())).expect("it is excused");
         assert_eq!((rows[0].quinion, rows[0].peer), (Some(2.0), None));
-        assert_eq!(rows[0].excuses, [("peer", "no such thing".to_owned())]);
-        assert_eq!(sentences(&excuses), ["`peer` was not measured: no such thing"]);
+        assert_eq!(rows[0].not_measured, [("peer", "no such thing".to_owned())]);
+        assert_eq!(sentences(&missing), ["`peer` was not measured: no such thing"]);
         assert!(run(Unmeasured::Failed("wrong".to_owned())).is_err());
     }
 
@@ -700,17 +700,16 @@ mod tests {
             Ok(vec![ours, Alternative::new("peer", sometimes).excused(1)])
         });
         let case = case.compare("time", "ours", "peer");
-        let (rows, excuses) = case.measure("e", &settings(2), || {}).expect("it runs");
+        let (rows, missing) = case.measure("e", &settings(2), || {}).expect("it runs");
         assert_eq!((rows[0].quinion, rows[0].peer, rows[0].ratio), (Some(5.5), Some(6.0), Some(3.0)));
-        assert_eq!((excuses.len(), excuses[0].missed, excuses[0].repetitions), (1, 1, 2));
-        assert!(rows[0].excuses[0].1.contains("1 of 2 repetitions"), "{:?}", rows[0].excuses);
+        assert_eq!((missing.len(), missing[0].missed, missing[0].repetitions), (1, 1, 2));
+        assert!(rows[0].not_measured[0].1.contains("1 of 2 repetitions"), "{:?}", rows[0].not_measured);
     }
 
     #[test]
     fn a_reason_is_said_once_with_all_cases_that_have_it() {
-        let excuse = |of, missed, why: &str| MissingRuns { of, missed, repetitions: 3, why: why.to_owned() };
-        let said =
-            sentences(&[excuse("a", 3, "no root"), excuse("b", 3, "no disk"), excuse("c", 3, "no root")]);
+        let runs = |of, missed, why: &str| MissingRuns { of, missed, repetitions: 3, why: why.to_owned() };
+        let said = sentences(&[runs("a", 3, "no root"), runs("b", 3, "no disk"), runs("c", 3, "no root")]);
         assert_eq!(said, ["`a`, `c` were not measured: no root", "`b` was not measured: no disk"]);
         assert!(sentences(&[]).is_empty());
     }

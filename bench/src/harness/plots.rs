@@ -104,7 +104,7 @@ fn memory(rows: &[RecordedRow]) -> Option<Chart> {
     (places.iter().filter(|rows| !rows.is_empty()).count() > 1).then(|| Chart {
         title: "Random reads of 4 KiB by 16 threads, over the memory there is".to_owned(),
         places: ["1/4", "1/2", "4/5"].map(|share| format!("{share} of the file")).to_vec(),
-        x_name: "memory that everybody may use",
+        x_name: "memory that any program may use",
         y_name: "1000 reads/s".to_owned(),
         scale: Scale::Linear,
         curves: through(&places, |_| false),

@@ -80,7 +80,6 @@ impl From<&Row> for RecordedRow {
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct RecordedSeries {
     pub case: String,
-    /// The unit of the values.
     pub unit: String,
     /// When each interval ended, in seconds from the beginning.
     pub seconds: Vec<f64>,

@@ -84,7 +84,7 @@ pub struct Row {
     /// How the last repetition went. Neither in the lines nor in the table.
     pub series: Option<Series>,
     /// Which alternative could not be measured, and why. In the page only; standard error has said it.
-    pub excuses: Vec<(&'static str, String)>,
+    pub not_measured: Vec<(&'static str, String)>,
 }
 
 impl Row {
@@ -260,7 +260,7 @@ mod tests {
             steadiness: Some(Steadiness::Steady),
             met: goal.map(|goal| ratio >= goal),
             series: None,
-            excuses: Vec::new(),
+            not_measured: Vec::new(),
         }
     }
 

@@ -4,12 +4,13 @@
 //!   mapped   a file by mmap           raw   a file by io_uring, past the page cache
 //!   ram_disk   a block device in memory, and file systems that only one process sees
 //!   region   memory as a virtual machine has it     uffd   what brings its pages
-//!   viewed   a file in the cache of another process
+//!   viewed   a file in the cache of another process             by_c   a file by the functions of `quinion.h`
 //! ```
 //!
 //! Beside them: memory in large pages, and CPU time of processes.
 #![allow(unsafe_code, reason = "system calls on addresses: none of them is safe by itself")]
 
+mod by_c;
 mod mapped;
 mod ram_disk;
 mod raw;
@@ -17,6 +18,7 @@ mod region;
 mod uffd;
 mod viewed;
 
+pub use by_c::FileByC;
 pub use mapped::Mapped;
 pub use ram_disk::{RamDisk, mount_privately};
 pub use raw::RawReader;

@@ -55,6 +55,8 @@ const PREAD: &str = "pread";
 const GOAL: f64 = 0.95;
 /// Passes of kernel reads at most, until the kernel has cached the whole file.
 const WARM_RUNS_MAX: u32 = 5;
+/// Runs by `run` at most, until the cache has answered all reads.
+const SERVED_RUNS_MAX: u32 = 3;
 
 pub fn case(settings: &Settings) -> Case {
     let ground = Shared::new(settings, Ground::new);
@@ -113,16 +115,21 @@ impl Ground {
         Ok(self.task(seed).with(CACHE, &self.cache).run(None)?.number(CPU))
     }
 
+    /// A run whose owner came too late for some of the reads, which the kernel answered then, is repeated.
     fn by_run(&self, seed: u64) -> Result<f64, Unmeasured> {
         let memory = memory_for(self.bytes).to_string();
-        let report = self.folder.path().join("report.json").display().to_string();
+        let report = self.folder.path().join("report.json");
+        let report_file = report.display().to_string();
         let options = ["run", "--attach", "at-once", "--memory", &memory];
-        let reported = ["--report", "json", "--report-file", &report, "--"];
+        let reported = ["--report", "json", "--report-file", &report_file, "--"];
         let run: Vec<String> = options.iter().chain(&reported).map(|&word| word.to_owned()).collect();
-        let cpu_ns = self.task(seed).run_by(&run)?.number(CPU);
-        let served = served_bytes(&std::fs::read_to_string(report)?);
-        if served >= (self.bytes + self.reads * PAGE as u64) as f64 {
-            return Ok(cpu_ns);
+        let mut served = 0.0;
+        for _ in 0..SERVED_RUNS_MAX {
+            let cpu_ns = self.task(seed).run_by(&run)?.number(CPU);
+            served = served_bytes(&std::fs::read_to_string(&report)?);
+            if served >= (self.bytes + self.reads * PAGE as u64) as f64 {
+                return Ok(cpu_ns);
+            }
         }
         Err(Unmeasured::Failed(format!("by `run` only {served} bytes were served from the cache")))
     }

@@ -12,7 +12,7 @@
 //!
 //! One file, wholly cached by each of them; reads at random places, the same for all in a repetition. CPU time counts,
 //! since threads only compute. Two cases ask what a second thread on the same page costs; others what a hit costs in
-//! another process (`another`), and beside caches of values (`values`).
+//! another process (`another`), by C (`by_c`), and beside caches of values (`values`).
 //!
 //! Threads that share a descriptor pay for its reference count at each `pread`, twice as much as for a small read
 //! itself. So the peer has a descriptor for each thread, though Quinion's threads share one `File`; with two threads,
@@ -23,6 +23,7 @@
 //! where a goal is set, beside the bare copy into one, which is the harder bound.
 
 mod another;
+mod by_c;
 mod values;
 
 use std::fs::File as KernelFile;
@@ -175,9 +176,9 @@ pub fn cases(settings: &Settings) -> Vec<Case> {
     let beside = |load: &Load| load.threads == 2 && load.span == Some(4096);
     let beside_one = loads.iter().filter(|load| beside(load)).map(|load| beside_one(&files, *load));
     let beside_pread = loads.iter().map(|load| beside_pread(&files, *load));
-    // First: its own file is gone when the others make theirs.
-    let another = [another::case(settings)].into_iter();
-    another.chain(beside_pread).chain(beside_one).chain(values::cases(settings, &files)).collect()
+    // First: their own files are gone when the others make theirs.
+    let first = [another::case(settings)].into_iter().chain(by_c::cases(settings));
+    first.chain(beside_pread).chain(beside_one).chain(values::cases(settings, &files)).collect()
 }
 
 fn beside_pread(files: &Shared<Files>, load: Load) -> Case {

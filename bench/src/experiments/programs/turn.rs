@@ -2,8 +2,7 @@
 //!
 //! ```text
 //!   parent -- starts --> program  its output is read to the end, so that it never waits for its reader
-//!    |                 | ends     /proc/PID/io: what it and its children have read, until the parent collects the
-//! status
+//!    |                 | ends     /proc/PID/io: bytes read by it and its children, until its status is collected
 //!    '-- status <------'
 //! ```
 //!

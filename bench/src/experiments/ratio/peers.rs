@@ -12,7 +12,10 @@
 //! | ARC | N. Megiddo, D. S. Modha, FAST 2003 |
 //! | optimum | L. A. Belady, "A study of replacement algorithms for a virtual-storage computer", 1966 |
 //!
-//! Each policy gets one page number at a time and returns whether the page was cached.
+//! Each policy gets one page number at a time and returns whether the page was cached. They are written here because no
+//! one crate has them: Linux's lists, LIRS, ARC, a window that climbs and the optimum are in none that is linked here,
+//! and foyer's crate, which has five of the others, needs a newer compiler than this workspace (the feature `peers`).
+//! Where it is built, `published.rs` compares those five with the policies here.
 //!
 //! Invariant: no policy holds more pages than it was made for.
 

@@ -29,7 +29,6 @@ const KERNEL: &str = "write and fdatasync";
 const OURS: &str = "append and sync_data";
 const KERNEL_DURABLE: &str = "O_DSYNC";
 const OURS_DURABLE: &str = "Durability::Data";
-/// No slower.
 const GOAL: f64 = 1.0;
 const SIZES: [(&str, usize); 3] = [("100 B", 100), ("4 KiB", PAGE), ("16 KiB", 4 * PAGE)];
 

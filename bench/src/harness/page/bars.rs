@@ -7,6 +7,10 @@
 //!       peer       ################  31.2
 //!     quinion | peer | ratio [quartiles] | goal | verdict
 //! ```
+//!
+//! A bar is an element of the page with a width, and no picture of the plot library: name, value and reason are text
+//! of the page, which can be searched, copied and folded away with its situation, and a page of some hundred metrics
+//! needs no script for that. Curves have axes, and the library draws them (`curves.rs`).
 
 use super::escaped;
 use crate::harness::rows::Row;
@@ -81,7 +85,8 @@ pub fn grouped<'a, K: PartialEq>(
 fn bars<'a>(rows: &[&'a Row]) -> Vec<Bar<'a>> {
     let mut bars: Vec<Bar> = Vec::new();
     for row in rows {
-        let why = |name: &str| row.excuses.iter().find(|(of, _)| *of == name).map(|(_, why)| why.as_str());
+        let why =
+            |name: &str| row.not_measured.iter().find(|(of, _)| *of == name).map(|(_, why)| why.as_str());
         let name = row.situation().1;
         let ours =
             Bar { name, is_ours: true, value: row.quinion, spread: row.quinion_spread, why: why(name) };

@@ -107,8 +107,8 @@ fn put_unmeasured(html: &mut String, sections: &[Section]) {
         }
         let mut known: Vec<(&str, &str)> = Vec::new();
         for row in &section.rows {
-            let excuses = row.excuses.iter().map(|(name, why)| (*name, why.as_str()));
-            known.extend(excuses.filter(|excuse| !known.contains(excuse)).collect::<Vec<_>>());
+            let missing = row.not_measured.iter().map(|(name, why)| (*name, why.as_str()));
+            known.extend(missing.filter(|runs| !known.contains(runs)).collect::<Vec<_>>());
         }
         for (name, why) in known {
             put!(told, "<tr><td>{}: {}</td><td>{}</td></tr>\n", section.name, escaped(name), escaped(why));
@@ -158,7 +158,7 @@ mod tests {
             goal: None,
             met: None,
             series: None,
-            excuses: Vec::new(),
+            not_measured: Vec::new(),
         }
     }
 
@@ -179,7 +179,7 @@ mod tests {
         let missed = Row { goal: Some(9.0), met: Some(false), ..met.clone() };
         let mut excused = row("one thread: batches", "time", 10.0, Some(("<other>", f64::NAN)));
         (excused.peer, excused.ratio, excused.spread) = (None, None, None);
-        excused.excuses = vec![("<other>", "there is no \"other\" & so on".to_owned())];
+        excused.not_measured = vec![("<other>", "there is no \"other\" & so on".to_owned())];
         let told = Series { unit: "MB/s", seconds: vec![0.5, 1.0, 1.5], values: vec![1.0, 2.0, 1.5] };
         let series = Row { series: Some(told), ..row("a stream: batches", "rate", 10.0, None) };
         let p50 = row("a stream: batches", "P50", 10.0, Some(("single", 5.0)));

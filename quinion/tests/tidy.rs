@@ -12,13 +12,16 @@
 //!   unsafe      only in the named files, each block with its argument
 //!   orderings   each one stronger than Relaxed names the site it works with
 //!   text        line length, tabs, trailing blanks, ASCII, words and paths that do not belong here
-//!   ratchet     long functions do not become more, nor long lists of parameters, and tuples among them
-//!   names       a lettered test name is given once; a test's name has a subject; a type has a name of the field
+//!   ratchet     long functions do not become more, nor long lists of parameters, and tuples among them, nor the
+//!               share of comments in a package's lines
+//!   names       a lettered test name is given once; a test's name has a subject; a type, a variant of an enum and an
+//!               alias have names of the field
 //!   statements  the comment of a lettered test begins with its letter and the statement that it tests
-//!   subjects    no clause "who ..." without its noun, in comments, behind code and in tables; in the product no
-//!               sentence begins with such a "What"
-//!   prose       a comment names the one that acts, in plain words and sentences that end; strings are not checked
-//!   readme      its example is the example that is compiled
+//!   subjects    no clause "who ..." without its noun, in comments, behind code and in tables; in the product and in
+//!               its documents no sentence begins with such a "What"
+//!   prose       a comment names the one that acts, in plain words and sentences that end; messages and helps of the
+//!               product have the same words
+//!   readme      its example is the example that is compiled; it is short, and its lines are
 //!   tables      ARCHITECTURE.md lists the modules and the lock order there are
 //!   orphans     every file of the library is some module's
 //! ```
@@ -30,6 +33,8 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+#[path = "tidy/comments.rs"]
+mod comments;
 #[path = "tidy/imports.rs"]
 mod imports;
 #[path = "tidy/prose.rs"]
@@ -50,6 +55,7 @@ const LINE_CHARACTERS_MAX: usize = 120;
 const COMMENT_REACH: usize = 6;
 const ESSAY_LINES_MIN: usize = 3;
 const WORDS_MAX: usize = 40;
+const README_LINES_MAX: usize = 150;
 /// The `mod.rs` of a module explains the module.
 const MODULE_ESSAY_LINES_MIN: usize = 10;
 
@@ -96,6 +102,9 @@ const UNSAFE_FILES: &[&str] = &[
     "vm/src/uffd.rs",
     "vm/tests/",
 ];
+
+/// The documents of the product beside the guides in `docs`.
+const DOCUMENTS: [&str; 4] = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md"];
 
 #[derive(Clone, PartialEq, Eq)]
 struct Complaint {
@@ -284,31 +293,48 @@ struct Package {
     /// The folder of its sources.
     root: &'static str,
     known: Ratchet,
+    /// Of a hundred of its lines, so many are comments at most.
+    comments_max: usize,
 }
 
 /// The packages, with their recorded counts, to be lowered when one falls.
 const PACKAGES: [Package; 20] = [
-    Package { root: "quinion/src/", known: Ratchet { many: 69, tuples: 0 } },
-    Package { root: "owner/src/", known: Ratchet { many: 3, tuples: 0 } },
-    Package { root: "disk/src/", known: Ratchet { many: 1, tuples: 0 } },
-    Package { root: "faces/capi/src/", known: Ratchet { many: 1, tuples: 0 } },
-    Package { root: "faces/cli/src/", known: Ratchet { many: 1, tuples: 0 } },
-    Package { root: "faces/s3/src/", known: Ratchet { many: 0, tuples: 0 } },
-    Package { root: "faces/serve/src/", known: Ratchet { many: 0, tuples: 0 } },
-    Package { root: "faces/python/src/", known: Ratchet { many: 4, tuples: 5 } },
-    Package { root: "faces/preload/src/", known: Ratchet { many: 7, tuples: 0 } },
-    Package { root: "faces/sqlite/src/", known: Ratchet { many: 2, tuples: 1 } },
-    Package { root: "bench/src/", known: Ratchet { many: 0, tuples: 0 } },
-    Package { root: "object/src/", known: Ratchet { many: 0, tuples: 0 } },
-    Package { root: "run/src/", known: Ratchet { many: 6, tuples: 0 } },
-    Package { root: "service/src/", known: Ratchet { many: 0, tuples: 0 } },
-    Package { root: "size/src/", known: Ratchet { many: 0, tuples: 0 } },
-    Package { root: "testing/src/", known: Ratchet { many: 0, tuples: 0 } },
-    Package { root: "testing/s3/src/", known: Ratchet { many: 0, tuples: 0 } },
-    Package { root: "view/src/", known: Ratchet { many: 16, tuples: 4 } },
-    Package { root: "vm/src/", known: Ratchet { many: 0, tuples: 0 } },
-    Package { root: "xtask/src/", known: Ratchet { many: 0, tuples: 0 } },
+    Package { root: "quinion/src/", known: Ratchet { many: 68, tuples: 0 }, comments_max: 19 },
+    Package { root: "owner/src/", known: Ratchet { many: 3, tuples: 0 }, comments_max: 17 },
+    Package { root: "disk/src/", known: Ratchet { many: 1, tuples: 0 }, comments_max: 15 },
+    Package { root: "faces/capi/src/", known: Ratchet { many: 1, tuples: 0 }, comments_max: 25 },
+    Package { root: "faces/cli/src/", known: Ratchet { many: 1, tuples: 0 }, comments_max: 14 },
+    Package { root: "faces/s3/src/", known: Ratchet { many: 0, tuples: 0 }, comments_max: 12 },
+    Package { root: "faces/serve/src/", known: Ratchet { many: 0, tuples: 0 }, comments_max: 15 },
+    Package { root: "faces/python/src/", known: Ratchet { many: 4, tuples: 5 }, comments_max: 13 },
+    Package { root: "faces/preload/src/", known: Ratchet { many: 7, tuples: 0 }, comments_max: 19 },
+    Package { root: "faces/sqlite/src/", known: Ratchet { many: 2, tuples: 1 }, comments_max: 20 },
+    Package { root: "bench/src/", known: Ratchet { many: 0, tuples: 0 }, comments_max: 11 },
+    Package { root: "object/src/", known: Ratchet { many: 0, tuples: 0 }, comments_max: 18 },
+    Package { root: "run/src/", known: Ratchet { many: 6, tuples: 0 }, comments_max: 15 },
+    Package { root: "service/src/", known: Ratchet { many: 0, tuples: 0 }, comments_max: 18 },
+    Package { root: "size/src/", known: Ratchet { many: 0, tuples: 0 }, comments_max: 11 },
+    Package { root: "testing/src/", known: Ratchet { many: 0, tuples: 0 }, comments_max: 13 },
+    Package { root: "testing/s3/src/", known: Ratchet { many: 0, tuples: 0 }, comments_max: 15 },
+    Package { root: "view/src/", known: Ratchet { many: 16, tuples: 4 }, comments_max: 26 },
+    Package { root: "vm/src/", known: Ratchet { many: 0, tuples: 0 }, comments_max: 16 },
+    Package { root: "xtask/src/", known: Ratchet { many: 0, tuples: 0 }, comments_max: 9 },
 ];
+
+/// Complaints if the share of comments in a package's lines is above its ceiling, or so far below it that the ceiling
+/// has to follow.
+fn check_comment_share(package: Package, sources: &[Source]) -> Option<String> {
+    let Package { root, comments_max, .. } = package;
+    let share = comments::share(sources.iter().filter(|source| source.path.starts_with(root)));
+    if share > comments_max {
+        return Some(format!(
+            "{share} % of the lines in {root} are comments, more than {comments_max} %; delete those that repeat \
+             the code, and move history to the commit"
+        ));
+    }
+    let is_low = share + comments::SLACK < comments_max;
+    is_low.then(|| format!("{share} % of the lines in {root} are comments; lower its `comments_max`"))
+}
 
 fn measure<'s>(sources: impl Iterator<Item = &'s Source>) -> Ratchet {
     let mut found = Ratchet::default();
@@ -592,10 +618,22 @@ const PRIVATE_NAMES: [&str; 74] = [
     "Whom",
 ];
 
+/// Of these, the participles. They are no names of types; a variant may be one, since it is a state of the type that
+/// its enum names: `FillUrgency::Asked`.
+const STATES: [&str; 17] = [
+    "Asked", "Bounced", "Called", "Departed", "Judged", "Known", "Looked", "Mended", "Noted", "Seen",
+    "Sought", "Summoned", "Taken", "Tidied", "Told", "Wanted", "Watched",
+];
+
+/// The names that a file gives: to types, to the things it imports, and to the variants of its enums.
 fn check_type_names(source: &Source) -> Vec<Complaint> {
-    let defines = |at: &usize| matches!(source.word(*at), "struct" | "enum" | "trait" | "type" | "union");
+    let defines =
+        |at: &usize| matches!(source.word(*at), "struct" | "enum" | "trait" | "type" | "union" | "as");
     let named = (0..source.tokens.len().saturating_sub(1)).filter(defines).map(|at| at + 1);
-    let private = named.filter(|&at| PRIVATE_NAMES.contains(&source.word(at)));
+    let variants = all_variants(source).into_iter().filter(|&at| !STATES.contains(&source.word(at)));
+    let mut named: Vec<usize> = named.chain(variants).collect();
+    named.sort_unstable();
+    let private = named.into_iter().filter(|&at| PRIVATE_NAMES.contains(&source.word(at)));
     let complain = |at: usize| {
         let wrong = format!("`{}` is a name of our own making", source.word(at));
         complaint(
@@ -606,6 +644,28 @@ fn check_type_names(source: &Source) -> Vec<Complaint> {
         )
     };
     private.map(complain).collect()
+}
+
+/// The names of all variants of all enums of a file.
+fn all_variants(source: &Source) -> Vec<usize> {
+    let enums = (0..source.tokens.len()).filter(|&at| source.word(at) == "enum");
+    enums.flat_map(|at| variants_of(source, at)).collect()
+}
+
+/// The names of the variants of the enum that is declared at `at`.
+fn variants_of(source: &Source, at: usize) -> Vec<usize> {
+    let Some(open) = (at..source.item_end(at)).find(|&at| source.word(at) == "{") else { return Vec::new() };
+    let (end, mut at, mut found) = (source.closing(open), open + 1, Vec::new());
+    while at < end {
+        match source.word(at) {
+            "#" => at = source.closing(at + 1),
+            "(" | "[" | "{" => at = source.closing(at),
+            word if is_name(word) && matches!(source.word(at - 1), "{" | "," | "]") => found.push(at),
+            _ => {}
+        }
+        at += 1;
+    }
+    found
 }
 
 /// A relative clause without the noun that it is of: "Who reads it waits", "for who asks".
@@ -628,8 +688,25 @@ fn check_headless_who(source: &Source) -> Vec<Complaint> {
 }
 
 fn check_headless_what(source: &Source) -> Vec<Complaint> {
-    let faults = prose::headless(&source.text).into_iter();
-    faults.map(|prose::Fault { line, wrong, remedy }| complaint(source, line, wrong, remedy)).collect()
+    let is_document = source.path.ends_with(".md");
+    let found =
+        if is_document { prose::headless_document(&source.text) } else { prose::headless(&source.text) };
+    complaints_of(source, found)
+}
+
+/// The words of a file's strings, but for those of its tests: messages, reports, helps.
+fn check_strings(source: &Source) -> Vec<Complaint> {
+    let tests = source.test_ranges();
+    let line_of = |at: usize| source.tokens.get(at).map_or(usize::MAX, |token| token.line);
+    let is_test =
+        |line: usize| tests.iter().any(|test| (line_of(test.start)..=line_of(test.end)).contains(&line));
+    let strings = source.strings.iter().filter(|string| !source.is_test_file() && !is_test(string.line));
+    complaints_of(source, strings.flat_map(|string| prose::check_string(string.line, &string.text)).collect())
+}
+
+fn complaints_of(source: &Source, faults: Vec<prose::Fault>) -> Vec<Complaint> {
+    let told = |prose::Fault { line, wrong, remedy }| complaint(source, line, wrong, remedy);
+    faults.into_iter().map(told).collect()
 }
 
 fn is_headless_part(comment: &str) -> bool {
@@ -826,6 +903,26 @@ fn check_readme(readme: &Source, hello: &Source) -> Vec<Complaint> {
     vec![complaint(readme, line, "the example differs from examples/hello.rs here".to_owned(), remedy)]
 }
 
+/// The README is read in a minute, also in a terminal: it is short, and so are its lines, but for tables and examples.
+fn check_readme_size(readme: &Source) -> Vec<Complaint> {
+    let mut complaints = Vec::new();
+    let lines = readme.text.lines().count();
+    if lines > README_LINES_MAX {
+        let wrong = format!("{lines} lines, more than {README_LINES_MAX}");
+        complaints.push(complaint(readme, lines, wrong, "move what only some readers need to docs/"));
+    }
+    let mut is_fenced = false;
+    for (at, line) in readme.text.lines().enumerate() {
+        is_fenced ^= line.starts_with("```");
+        let characters = line.chars().count();
+        if characters > LINE_CHARACTERS_MAX && !is_fenced && !line.starts_with('|') {
+            let wrong = format!("{characters} characters in a line, more than {LINE_CHARACTERS_MAX}");
+            complaints.push(complaint(readme, at + 1, wrong, "break it"));
+        }
+    }
+    complaints
+}
+
 /// The first words in backquotes of the rows of the table below `heading`.
 fn table_keys(text: &str, heading: &str) -> Vec<String> {
     let section = text.lines().skip_while(|line| line.trim() != heading).skip(1);
@@ -924,12 +1021,20 @@ fn long_lists_of_parameters_and_tuples_become_less() {
     let of = |root: &str| measure(sources.iter().filter(|source| source.path.starts_with(root)));
     let differ = PACKAGES.iter().filter(|package| of(package.root) != package.known);
     let told: Vec<String> = differ
-        .map(|Package { root, known }| format!("{root} has {:?}, and {known:?} is recorded", of(root)))
+        .map(|Package { root, known, .. }| format!("{root} has {:?}, and {known:?} is recorded", of(root)))
         .collect();
     assert!(
         told.is_empty(),
         "where it is more, make a request struct or a type; where it is less, lower it in PACKAGES: {told:#?}"
     );
+}
+
+#[test]
+fn comments_have_no_larger_share_of_a_package() {
+    let sources = rust_files();
+    let told: Vec<String> =
+        PACKAGES.into_iter().filter_map(|package| check_comment_share(package, &sources)).collect();
+    assert!(told.is_empty(), "{told:#?}");
 }
 
 #[test]
@@ -986,6 +1091,19 @@ fn comments_name_the_thing_that_they_describe() {
     let sources = rust_files();
     let product = |source: &&Source| PACKAGES.iter().any(|package| source.path.starts_with(package.root));
     expect_tidy(sources.iter().filter(product).flat_map(check_headless_what).collect());
+    let mut documents = files("docs", &[".md"]);
+    documents.extend(DOCUMENTS.map(|path| read(&repository().join(path))));
+    assert!(documents.len() > DOCUMENTS.len() + 5, "the guides are found");
+    expect_tidy(documents.iter().flat_map(check_headless_what).collect());
+}
+
+#[test]
+fn messages_have_plain_words() {
+    let sources = rust_files();
+    let product = |source: &&Source| PACKAGES.iter().any(|package| source.path.starts_with(package.root));
+    let strings = sources.iter().filter(product).map(|source| source.strings.len()).sum::<usize>();
+    assert!(strings > 1000, "the strings are found");
+    expect_tidy(sources.iter().filter(product).flat_map(check_strings).collect());
 }
 
 #[test]
@@ -997,11 +1115,7 @@ fn prose_is_plain() {
         } else {
             prose::check_document(&source.text)
         };
-        complaints.extend(
-            found
-                .into_iter()
-                .map(|prose::Fault { line, wrong, remedy }| complaint(&source, line, wrong, remedy)),
-        );
+        complaints.extend(complaints_of(&source, found));
     }
     expect_tidy(complaints);
 }
@@ -1069,6 +1183,11 @@ fn the_readme_shows_the_example_that_is_compiled() {
     let [readme, hello] =
         ["README.md", "quinion/examples/hello.rs"].map(|path| read(&repository().join(path)));
     expect_tidy(check_readme(&readme, &hello));
+}
+
+#[test]
+fn the_readme_is_short() {
+    expect_tidy(check_readme_size(&read(&repository().join("README.md"))));
 }
 
 /// The rules on texts that are wrong, so that a rule which sees nothing is seen.
@@ -1150,6 +1269,10 @@ mod a_rule_can_fail {
         let check = |text| check_type_names(&Source::new("quinion/src/arena/view.rs", text));
         expect(check("struct WaitQueue;\nlet tour = Bed; // struct Bed"), &[]);
         expect(check("\nstruct Bed;\npub enum Weather {}"), &[(2, "`Bed`"), (3, "`Weather`")]);
+        expect(check("use a::{B as Tour, C as D};\nuse a::X as Bed;"), &[(1, "`Tour`"), (2, "`Bed`")]);
+        let variants = "enum A<T: X> {\n    /// Bed\n    #[error(\"Bed\")]\n    Bed,\n    B(Tour, Met),\n\
+                        C { Talk: Met },\n    Met = 3,\n    Asked,\n}\nfn f(Tour: A) { A::Bed }";
+        expect(check(variants), &[(4, "`Bed`"), (7, "`Met`")]);
     }
 
     #[test]
@@ -1211,6 +1334,46 @@ mod a_rule_can_fail {
         let text =
             "//! One. What waits,\n//! sleeps. What is it? It is\n//! what it is.\nlet a = 1; // What b is.";
         expect(check_headless_what(&Source::new("p/src/a.rs", text)), &[(1, "noun"), (4, "noun")]);
+        let document = "# What it is\n\nOne. What waits,\nsleeps. What is it?\n- **What waits.** A thread.\n\
+                        | what | One. What waits. |\n```text\nWhat waits.\n```\n1. What\n   waits.\n\
+                        [What it shows](a.svg).\nIt is what it is.";
+        let lines = [3, 6, 10, 12].map(|line| (line, "noun"));
+        expect(check_headless_what(&Source::new("docs/a.md", document)), &lines);
+    }
+
+    #[test]
+    fn words_of_messages_are_seen() {
+        let check = |path, text| check_strings(&Source::new(path, text));
+        let right = "// It is for nobody.\nlet nobody = \"a page is nobodys\";\n\
+                     #[cfg(test)]\nmod tests {\n    fn f() { format!(\"nobody waits\") }\n}";
+        expect(check("p/src/a.rs", right), &[]);
+        expect(check("p/src/a/tests.rs", "format!(\"nobody waits\")"), &[]);
+        let wrong = "#[error(\"slot {0} is anybody's\")]\nA(u32),\nformat!(\"{a}: \\\"nobody\\\" reads\");\n\
+                     #[arg(help = \"the page \\\n         gives \\\n         way\")]\nconst R: &str = r#\"Whom \
+                     somebody \
+                     asks\"#;";
+        let words = [(1, "`anybody's`"), (3, "`nobody`"), (4, "`gives way`"), (7, "`somebody`")];
+        expect(check("p/src/a.rs", wrong), &words);
+    }
+
+    #[test]
+    fn more_comments_than_before_are_seen() {
+        let text = |comments: usize, code: usize| {
+            format!("{}{}", "    // why\n".repeat(comments), "f(); // a\n".repeat(code))
+        };
+        let check = |comments: usize, code: usize| {
+            let package = Package { root: "p/src/", known: Ratchet::default(), comments_max: 10 };
+            let sources = [
+                Source::new("p/src/a.rs", &text(comments, code / 2)),
+                Source::new("p/src/b.rs", &text(0, code - code / 2)),
+                Source::new("q/src/a.rs", &text(100, 0)),
+            ];
+            check_comment_share(package, &sources)
+        };
+        assert_eq!((check(10, 90), check(9, 91)), (None, None));
+        assert!(check(101, 899).expect("it is more").contains("11 % of the lines in p/src/"));
+        assert!(check(5, 95).expect("it is less").contains("lower its `comments_max`"));
+        assert!(check(10, 0).expect("it is all").contains("100 %"));
     }
 
     #[test]
@@ -1361,5 +1524,18 @@ mod a_rule_can_fail {
         expect(check("# Q\n```rust\nfn main() {\n}\n```\n"), &[]);
         expect(check("# Q\n```rust\nfn main() {\n} \n```\n"), &[(4, "differs")]);
         expect(check("# Q\n"), &[(1, "no Rust example")]);
+    }
+
+    #[test]
+    fn a_long_readme_is_seen() {
+        let check = |text: &str| check_readme_size(&Source::new("README.md", text));
+        let wide = "x".repeat(LINE_CHARACTERS_MAX + 1);
+        expect(check(&format!("{}\n| {wide} |\n```sh\n{wide}\n```\n", &wide[1..])), &[]);
+        expect(
+            check(&format!("a\n{wide}\n```\n```\n{wide}")),
+            &[(2, "121 characters"), (5, "121 characters")],
+        );
+        expect(check(&"a\n".repeat(README_LINES_MAX)), &[]);
+        expect(check(&"a\n".repeat(README_LINES_MAX + 1)), &[(151, "151 lines")]);
     }
 }

@@ -8,7 +8,7 @@
 //!   spelling    a misspelling, or the American form of a word that is written the British way elsewhere
 //! ```
 //!
-//! Drawings and examples (between fences) and strings are not checked. Of tables only the words are. Paragraphs are
+//! Drawings and examples (between fences) are not checked. Of tables and strings only the words are. Paragraphs are
 //! checked as a whole: a sentence is followed from one line of a comment to the next.
 
 /// Words of a sentence, or of a part of it up to a colon or a semicolon.
@@ -97,34 +97,91 @@ pub fn check_comments(text: &str) -> Vec<Fault> {
     check(Kind::Comments, lines)
 }
 
-/// Sentences of comments that begin with "What" and ask nothing: a clause stands where a noun should.
-pub fn headless(text: &str) -> Vec<Fault> {
-    let none = || (0, String::new());
-    let mut sentences = vec![none()];
-    for (at, line) in text.lines().enumerate() {
-        let comment = line.trim_start().strip_prefix("//").or_else(|| Some(line.split_once(" // ")?.1));
-        let Some(comment) = comment.map(|comment| comment.trim_start_matches(['/', '!']).trim()) else {
-            sentences.push(none());
-            continue;
-        };
-        for word in comment.split_whitespace() {
-            let last = sentences.last_mut().expect("there is one always");
+/// Sentences, each with the line on which it begins. An empty one is none.
+struct Sentences(Vec<(usize, String)>);
+
+impl Sentences {
+    fn new() -> Self {
+        Self(vec![(0, String::new())])
+    }
+
+    /// What comes next is another sentence, whether the last one has ended or not.
+    fn part(&mut self) {
+        self.0.push((0, String::new()));
+    }
+
+    fn add(&mut self, line: usize, text: &str) {
+        for word in text.split_whitespace() {
+            let last = self.0.last_mut().expect("there is one always");
             if last.1.is_empty() {
-                last.0 = at + 1;
+                last.0 = line;
             }
             last.1.extend([word, " "]);
             if word.trim_end_matches(['*', ')', '`', '"', '_']).ends_with(['.', '!', '?']) {
-                sentences.push(none());
+                self.part();
             }
         }
     }
-    sentences.retain(|(_, sentence)| sentence.starts_with("What ") && !sentence.ends_with("? "));
-    let fault = |(line, sentence): (usize, String)| Fault {
-        line,
-        wrong: format!("a clause stands where a noun should: `{}`", sentence.trim_end()),
-        remedy: "name the page, range, request or error that is meant",
-    };
-    sentences.into_iter().map(fault).collect()
+
+    /// Those that begin with "What" and ask nothing: a clause stands where a noun should.
+    fn headless(self) -> Vec<Fault> {
+        let is_headless = |sentence: &str| {
+            sentence.trim_start_matches(['[', '(']).starts_with("What ") && !sentence.ends_with("? ")
+        };
+        let fault = |(line, sentence): (usize, String)| Fault {
+            line,
+            wrong: format!("a clause stands where a noun should: `{}`", sentence.trim_end()),
+            remedy: "name the page, range, request or error that is meant",
+        };
+        self.0.into_iter().filter(|(_, sentence)| is_headless(sentence)).map(fault).collect()
+    }
+}
+
+/// Sentences of comments that begin with "What" and ask nothing.
+pub fn headless(text: &str) -> Vec<Fault> {
+    let mut sentences = Sentences::new();
+    for (at, line) in text.lines().enumerate() {
+        let comment = line.trim_start().strip_prefix("//").or_else(|| Some(line.split_once(" // ")?.1));
+        match comment {
+            Some(comment) => sentences.add(at + 1, comment.trim_start_matches(['/', '!'])),
+            None => sentences.part(),
+        }
+    }
+    sentences.headless()
+}
+
+/// Sentences of a document that begin with "What" and ask nothing, those in tables too. Headings and bold titles may.
+pub fn headless_document(text: &str) -> Vec<Fault> {
+    let (mut sentences, mut is_fenced) = (Sentences::new(), false);
+    for (at, line) in text.lines().enumerate() {
+        let line = line.trim();
+        is_fenced ^= line.starts_with("```");
+        let item = line.trim_start_matches(|c: char| c.is_ascii_digit());
+        let is_numbered = item.len() < line.len() && item.starts_with(". ");
+        if is_fenced || line.is_empty() || line.starts_with(['#', '|', '-', '*']) || is_numbered {
+            sentences.part();
+        }
+        if is_fenced || line.starts_with('#') {
+            continue;
+        }
+        if !line.starts_with('|') {
+            let text = if is_numbered { &item[2..] } else { line.strip_prefix("- ").unwrap_or(line) };
+            sentences.add(at + 1, text);
+            continue;
+        }
+        for cell in line.split('|') {
+            sentences.part();
+            sentences.add(at + 1, cell);
+        }
+        sentences.part();
+    }
+    sentences.headless()
+}
+
+/// The words of a string that begins on `line`: a message, a help. It may be broken by backslashes.
+pub fn check_string(line: usize, literal: &str) -> Vec<Fault> {
+    let text = literal.replace("\\\n", " ").replace("\\\"", " ").replace("\\n", " ").replace('\n', " ");
+    words(&ProseLine { line, text: text.trim_start_matches('r').trim_matches(['#', '"']), begins: true })
 }
 
 pub fn check_document(text: &str) -> Vec<Fault> {

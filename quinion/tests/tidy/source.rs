@@ -11,12 +11,22 @@
 
 use std::ops::Range;
 
-/// A file: its path from the top of the repository, its text, its comments alone and the words of its code.
+/// A file: its path from the top of the repository, its text, its comments, its strings and the words of its code.
 pub struct Source {
     pub path: String,
     pub text: String,
     pub comments: String,
+    pub strings: Vec<StringLiteral>,
     pub tokens: Vec<Token>,
+}
+
+/// A string or character of the code.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StringLiteral {
+    /// As it is written, with its quotes and escapes.
+    pub text: String,
+    /// Where it begins.
+    pub line: usize,
 }
 
 /// A word, a number, `::`, or one other character of the code.
@@ -29,9 +39,9 @@ pub struct Token {
 impl Source {
     /// Parses `text`. `path` only serves messages and the rules that ask where a file lies.
     pub fn new(path: &str, text: &str) -> Self {
-        let (code, comments) = separate(text);
+        let Parts { code, comments, strings } = separate(text);
         let tokens = tokenize(&code);
-        Self { path: path.to_owned(), text: text.to_owned(), comments, tokens }
+        Self { path: path.to_owned(), text: text.to_owned(), comments, strings, tokens }
     }
 
     pub fn word(&self, at: usize) -> &str {
@@ -103,13 +113,23 @@ enum Part {
     Literal,
 }
 
-/// The code and the comments of `text`, each with blanks in place of the other.
-fn separate(text: &str) -> (String, String) {
+/// The code and the comments of a text, each with blanks in place of the other, and its strings.
+struct Parts {
+    code: String,
+    comments: String,
+    strings: Vec<StringLiteral>,
+}
+
+fn separate(text: &str) -> Parts {
     let bytes = text.as_bytes();
-    let (mut code, mut comments) = (Vec::new(), Vec::new());
-    let mut at = 0;
+    let (mut code, mut comments, mut strings) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut at, mut line) = (0, 1);
     while at < bytes.len() {
         let (part, end) = part_at(bytes, at);
+        if part == Part::Literal {
+            strings.push(StringLiteral { text: String::from_utf8_lossy(&bytes[at..end]).into_owned(), line });
+        }
+        line += bytes[at..end].iter().filter(|byte| **byte == b'\n').count();
         for &byte in &bytes[at..end] {
             let keep = |wanted| if byte == b'\n' || part == wanted { byte } else { b' ' };
             code.push(keep(Part::Code));
@@ -117,7 +137,8 @@ fn separate(text: &str) -> (String, String) {
         }
         at = end;
     }
-    (String::from_utf8_lossy(&code).into_owned(), String::from_utf8_lossy(&comments).into_owned())
+    let [code, comments] = [code, comments].map(|part| String::from_utf8_lossy(&part).into_owned());
+    Parts { code, comments, strings }
 }
 
 fn part_at(bytes: &[u8], at: usize) -> (Part, usize) {

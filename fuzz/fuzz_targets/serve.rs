@@ -38,7 +38,7 @@ use quinion_owner::internals::serve::{
 };
 use quinion_owner::internals::viewer::handshake::{DescriptorOffer, JoinRequest, NO_PLAN};
 use quinion_owner::internals::viewer::sys::Errno;
-use quinion_owner::internals::viewer::{self, ReadEnd, ViewedFile, Viewer};
+use quinion_owner::internals::viewer::{self, ReadEnd, ViewedFile, Viewer, WantedBytes};
 use quinion_owner::{CacheOwner, ServeRules};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,
@@ -292,8 +292,9 @@ impl Stage {
             touched: &touched,
         };
         let mut to = [0u8; 10_000];
+        let wanted = WantedBytes::of_slice(position as u64, &mut to);
         // SAFETY: the buffer is a slice.
-        let outcome = unsafe { self.honest.read(&file, position as u64, to.as_mut_ptr(), to.len()) };
+        let outcome = unsafe { self.honest.read(&file, wanted) };
         assert!(matches!(outcome.end, ReadEnd::Full | ReadEnd::EndOfFile(_)), "{outcome:?}");
         assert_eq!(outcome.bytes, to.len().min(FILE_BYTES - position));
         for (word, bytes) in to[..outcome.bytes].chunks_exact(8).enumerate() {

@@ -22,7 +22,7 @@ use quinion::internals::arena::CellNumber;
 use quinion::internals::arena::control::Operation;
 use quinion::internals::units::MappingId;
 use quinion_owner::internals::serve::{Owner, Service};
-use quinion_owner::internals::viewer::{ReadEnd, ViewedFile, Viewer};
+use quinion_owner::internals::viewer::{ReadEnd, ViewedFile, Viewer, WantedBytes};
 use quinion_owner::{CacheOwner, ServeRules, WithoutLease};
 
 const FILE_BYTES: u64 = 256 << 20;
@@ -58,10 +58,9 @@ fn ask(viewer: &Viewer, file: &std::fs::File) -> [f64; 2] {
     while misses.len() < ROUNDS {
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         let begun = Instant::now();
+        let wanted = WantedBytes::of_slice((state >> 33) % (FILE_BYTES / 4096) * 4096, &mut page);
         // SAFETY: the buffer is a slice outside the arena.
-        let read = unsafe {
-            viewer.read(&viewed, (state >> 33) % (FILE_BYTES / 4096) * 4096, page.as_mut_ptr(), page.len())
-        };
+        let read = unsafe { viewer.read(&viewed, wanted) };
         assert_eq!(read.end, ReadEnd::Full);
         if read.asked == 1 {
             misses.push(begun.elapsed());

@@ -23,7 +23,7 @@ use quinion::internals::arena::{CellNumber, LAYOUT_VERSION};
 use quinion::internals::units::MappingId;
 use quinion_owner::internals::serve::{Owner, Service, ServiceOptions, listen};
 use quinion_owner::internals::viewer::handshake::{JoinRequest, NO_PLAN};
-use quinion_owner::internals::viewer::{self, ReadEnd, ViewedFile};
+use quinion_owner::internals::viewer::{self, ReadEnd, ViewedFile, WantedBytes};
 use quinion_owner::{CacheOwner, ServeRules, WithoutLease};
 
 const VIEW: &str = "QUINION_BENCH_VIEW";
@@ -143,7 +143,7 @@ fn view_along(view: &str) -> Result<(), Box<dyn std::error::Error>> {
         let row = &ROWS[number.parse::<usize>()?];
         let ns = run(row, known.len(), repeat.parse::<u64>()? + 1, |buffer, at| {
             // SAFETY: the buffer is a unique slice outside the arena.
-            let outcome = unsafe { viewer.read(&viewed, at, buffer.as_mut_ptr(), buffer.len()) };
+            let outcome = unsafe { viewer.read(&viewed, WantedBytes::of_slice(at, buffer)) };
             assert_eq!((outcome.asked, outcome.end), (0, ReadEnd::Full), "only hits are measured");
             outcome.bytes
         });

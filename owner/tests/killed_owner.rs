@@ -30,7 +30,7 @@ use quinion::internals::units::MappingId;
 use quinion_owner::CacheOwner;
 use quinion_owner::internals::serve::{Owner, Service, ServiceOptions, listen};
 use quinion_owner::internals::viewer::handshake::{JoinRequest, NO_PLAN};
-use quinion_owner::internals::viewer::{self, ReadEnd, ViewedFile};
+use quinion_owner::internals::viewer::{self, ReadEnd, ViewedFile, WantedBytes};
 
 const OWNER_VARIABLE: &str = "QUINION_OUTLIVED_OWNER";
 type Lines = std::io::Lines<BufReader<ChildStdout>>;
@@ -96,7 +96,7 @@ fn validation_after(
     let read = || {
         let mut to = vec![0; BYTES];
         // SAFETY: the buffer is a vector's.
-        let outcome = unsafe { viewer.read(&file, 0, to.as_mut_ptr(), BYTES) };
+        let outcome = unsafe { viewer.read(&file, WantedBytes::of_slice(0, &mut to)) };
         (outcome.bytes, outcome.end)
     };
     assert!(heard.by_ref().take(100).any(|_| read() == (BYTES, ReadEnd::Full)), "{:?}", read());

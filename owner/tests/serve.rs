@@ -22,7 +22,9 @@ use quinion::internals::arena::{CellNumber, LAYOUT_VERSION, Validation};
 use quinion::internals::units::{FileId, MappingId};
 use quinion_owner::internals::serve::{Owner, Service, ServiceOptions, listen};
 use quinion_owner::internals::viewer::handshake::{DescriptorOffer, JoinRequest, NO_PLAN};
-use quinion_owner::internals::viewer::{self, ReadEnd, ReadOutcome, RequestError, ViewedFile, Viewer};
+use quinion_owner::internals::viewer::{
+    self, ReadEnd, ReadOutcome, RequestError, ViewedFile, Viewer, WantedBytes,
+};
 
 use quinion_testing::hanging::Hanging;
 use quinion_testing::naive_owner::NaiveOwner;
@@ -75,7 +77,7 @@ impl<'a> Open<'a> {
             touched: &self.touched,
         };
         // SAFETY: the buffer is a slice.
-        unsafe { self.viewer.read(&file, position, to.as_mut_ptr(), to.len()) }
+        unsafe { self.viewer.read(&file, WantedBytes::of_slice(position, to)) }
     }
     /// Reads words at `position`, a multiple of 8, and checks each; returns how many.
     fn check(&self, file: u64, position: u64, bytes: usize) -> usize {

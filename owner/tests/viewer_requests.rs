@@ -17,7 +17,7 @@ use quinion::internals::arena::CellNumber;
 use quinion::internals::arena::control::{Advice, CREDIT_SPENT, Operation};
 use quinion::internals::units::MappingId;
 use quinion_owner::internals::serve::Service;
-use quinion_owner::internals::viewer::{ReadEnd, ReadOutcome, ViewedFile, Viewer};
+use quinion_owner::internals::viewer::{ReadEnd, ReadOutcome, ViewedFile, Viewer, WantedBytes};
 use quinion_owner::{CacheOwner, ServeRules, WithoutLease};
 
 const PAGE: usize = 4096;
@@ -73,21 +73,23 @@ impl Stage {
     }
     fn read(&self, position: usize, len: usize) -> ReadOutcome {
         let mut to = vec![0; len];
+        let wanted = WantedBytes::of_slice(position as u64, &mut to);
         // SAFETY: the buffer is a vector's.
-        let outcome = unsafe { self.viewer.read(&self.file(), position as u64, to.as_mut_ptr(), len) };
+        let outcome = unsafe { self.viewer.read(&self.file(), wanted) };
         self.check(position, &to, outcome)
     }
     fn read_uncached(&self, position: usize, len: usize) -> ReadOutcome {
         let mut to = vec![0; len];
-        // SAFETY: as above.
-        let outcome =
-            unsafe { self.viewer.read_uncached(&self.file(), position as u64, to.as_mut_ptr(), len) };
+        let wanted = WantedBytes::of_slice(position as u64, &mut to);
+        // SAFETY: the buffer is a vector's.
+        let outcome = unsafe { self.viewer.read_uncached(&self.file(), wanted) };
         self.check(position, &to, outcome)
     }
     fn read_ready(&self, position: usize, len: usize) -> Option<ReadOutcome> {
         let mut to = vec![0; len];
-        // SAFETY: as above.
-        let outcome = unsafe { self.viewer.read_ready(&self.file(), position as u64, to.as_mut_ptr(), len) };
+        let wanted = WantedBytes::of_slice(position as u64, &mut to);
+        // SAFETY: the buffer is a vector's.
+        let outcome = unsafe { self.viewer.read_ready(&self.file(), wanted) };
         outcome.map(|outcome| self.check(position, &to, outcome))
     }
 

@@ -25,7 +25,7 @@ use quinion::internals::sys::fork::ForkGuard;
 use quinion::internals::units::{FileId, Frame, Order, Orders, PAGE_SIZE, PageIndex};
 use quinion_owner::internals::serve::{Attached, Caching, Owner, Service, file_id};
 use quinion_owner::internals::viewer::sys::Errno;
-use quinion_owner::internals::viewer::{ReadEnd, ReadOutcome, ViewedFile, Viewer};
+use quinion_owner::internals::viewer::{ReadEnd, ReadOutcome, ViewedFile, Viewer, WantedBytes};
 use quinion_testing::content::Dice;
 use quinion_testing::stages::parts::{Parts, Rig, RigOptions, land};
 
@@ -354,7 +354,7 @@ impl PartViewer {
         };
         let mut bytes = vec![0; pages * PAGE_SIZE];
         // SAFETY: the buffer is a slice.
-        let outcome = unsafe { self.viewer.read(&file, page * PAGE, bytes.as_mut_ptr(), bytes.len()) };
+        let outcome = unsafe { self.viewer.read(&file, WantedBytes::of_slice(page * PAGE, &mut bytes)) };
         content::verify(&bytes[..outcome.bytes], 1, page * PAGE).unwrap();
         outcome
     }

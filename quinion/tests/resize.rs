@@ -24,7 +24,7 @@ use quinion::internals::units::MappingId;
 use quinion::{Cache, ErrorKind, File, Pressure};
 use quinion_owner::internals::serve::{Service, ServiceOptions, listen};
 use quinion_owner::internals::viewer::handshake::{JoinRequest, NO_PLAN};
-use quinion_owner::internals::viewer::{self, ReadEnd, RequestError, ViewedFile};
+use quinion_owner::internals::viewer::{self, ReadEnd, RequestError, ViewedFile, WantedBytes};
 use quinion_owner::{CacheOwner, ServeRules, WithoutLease};
 
 use quinion_testing::content::{Dice, fill_content, verify};
@@ -113,8 +113,9 @@ fn viewer_process() {
                 marker_reported: &marker,
                 touched: &touched,
             };
-            // SAFETY: the buffer is a slice of at least `len` bytes.
-            let outcome = unsafe { viewer.read(&file, position, buffer.as_mut_ptr(), len) };
+            let wanted = WantedBytes::of_slice(position, &mut buffer[..len]);
+            // SAFETY: the buffer is a slice.
+            let outcome = unsafe { viewer.read(&file, wanted) };
             let fine = match outcome.end {
                 ReadEnd::Full | ReadEnd::EndOfFile(_) => true,
                 ReadEnd::Failed(error) => {

@@ -40,7 +40,7 @@ use quinion::internals::units::MappingId;
 use quinion::{Cache, ErrorKind, File, Pinned, ReadOptions};
 use quinion_owner::internals::serve::{Owner, Service, ServiceOptions, WORKERS, listen};
 use quinion_owner::internals::viewer::handshake::{JoinRequest, NO_PLAN};
-use quinion_owner::internals::viewer::{self, ReadEnd, RequestError, ViewedFile, Viewer};
+use quinion_owner::internals::viewer::{self, ReadEnd, RequestError, ViewedFile, Viewer, WantedBytes};
 use quinion_owner::{CacheOwner, ServeRules, WithoutLease};
 
 use quinion_testing::content::{Dice, fill_content, generations};
@@ -750,7 +750,7 @@ impl Sight {
         let &Attached { handle, cell, id, ref marker_reported, ref touched, .. } = attached;
         let file = ViewedFile { handle, cell, id, marker_reported, touched };
         // SAFETY: a unique slice is valid for writes of its length.
-        let read = unsafe { self.viewer.read(&file, position, buffer.as_mut_ptr(), buffer.len()) };
+        let read = unsafe { self.viewer.read(&file, WantedBytes::of_slice(position, buffer)) };
         let bytes = &buffer[..read.bytes];
         static BEGUN: Once = Once::new();
         BEGUN.call_once(|| println!("reading "));

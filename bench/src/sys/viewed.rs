@@ -22,7 +22,7 @@ use quinion::internals::units::MappingId;
 use quinion_owner::CacheOwner;
 use quinion_owner::internals::serve::{Owner, Service, ServiceOptions, listen};
 use quinion_owner::internals::viewer::handshake::{JoinRequest, NO_PLAN};
-use quinion_owner::internals::viewer::{self, ReadEnd, ViewedFile, Viewer};
+use quinion_owner::internals::viewer::{self, ReadEnd, ViewedFile, Viewer, WantedBytes};
 
 /// Serves other processes of this program by one thread, and returns the word by which [`Viewed::attach`] finds it. The
 /// socket lies in `folder`.
@@ -68,7 +68,7 @@ impl Viewed {
         let Self { handle, cell, id, ref marker_reported, ref touched, .. } = *self;
         let file = ViewedFile { handle, cell, id, marker_reported, touched };
         // SAFETY: the buffer is borrowed mutably, and does not overlap the arena, which is only read here.
-        let outcome = unsafe { self.viewer.read(&file, position, buffer.as_mut_ptr(), buffer.len()) };
+        let outcome = unsafe { self.viewer.read(&file, WantedBytes::of_slice(position, buffer)) };
         match outcome.end {
             ReadEnd::Full | ReadEnd::EndOfFile(_) => Ok(outcome.bytes),
             end => Err(io::Error::other(format!("the cache's owner gave no bytes at {position}: {end:?}"))),

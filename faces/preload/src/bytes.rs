@@ -13,7 +13,7 @@ use core::ffi::c_int;
 use quinion_view::arena::Validation;
 use quinion_view::arena::control::{Advice, Counter, Operation, Reason};
 use quinion_view::viewer::sys::Errno;
-use quinion_view::viewer::{Hit, ReadEnd, ReadOutcome, ViewedFile, Viewer};
+use quinion_view::viewer::{Hit, ReadEnd, ReadOutcome, ViewedFile, Viewer, WantedBytes};
 
 use crate::read_request::{Part, ServeMode, Target};
 use crate::request_errors::{is_passing, why};
@@ -42,29 +42,34 @@ struct PartRead<'v> {
 }
 
 impl PartRead<'_> {
+    #[inline(always)]
+    fn wanted(&self) -> WantedBytes {
+        WantedBytes { position: self.position, to: self.to.base, len: self.to.len }
+    }
+
     /// One look at the cache; `None` if the read would have to wait and must not.
     #[inline(always)] // the caller knows the mode
     fn look(self, file: &ViewedFile<'_>) -> Option<ReadOutcome> {
-        let Self { viewer, position, to, .. } = self;
+        let (viewer, wanted) = (self.viewer, self.wanted());
         // SAFETY: the buffer is the program's, and it said it may be written.
         unsafe {
             match self.mode {
-                ServeMode::Plain => Some(viewer.read(file, position, to.base, to.len)),
-                ServeMode::Uncached => Some(viewer.read_uncached(file, position, to.base, to.len)),
-                ServeMode::Now => viewer.read_ready(file, position, to.base, to.len),
+                ServeMode::Plain => Some(viewer.read(file, wanted)),
+                ServeMode::Uncached => Some(viewer.read_uncached(file, wanted)),
+                ServeMode::Now => viewer.read_ready(file, wanted),
             }
         }
     }
 
     #[inline(always)] // the caller knows the mode
     fn transfer(self) -> Result<usize, Unserved> {
-        let Self { viewer, position, to, .. } = self;
+        let viewer = self.viewer;
         let file = table::file(self.fd);
         if self.mode == ServeMode::Plain
             && matches!(viewer.validation(&file), Validation::Leased | Validation::Immutable)
         {
             // SAFETY: as in `look`.
-            let hit = unsafe { viewer.read_hit(&file, position, to.base, to.len) };
+            let hit = unsafe { viewer.read_hit(&file, self.wanted()) };
             return match hit.whole() {
                 Some(bytes) => Ok(bytes),
                 None => self.transfer_inside(Some(hit)),
@@ -76,12 +81,12 @@ impl PartRead<'_> {
     /// The same, of a read that may make system calls; or its rest after a first look.
     #[cold]
     fn transfer_inside(self, hit: Option<Hit>) -> Result<usize, Unserved> {
-        let Self { viewer, fd, position, to, .. } = self;
+        let Self { viewer, fd, .. } = self;
         let Some(_inside) = process::enter() else { return Err(Unserved::ToKernel) };
         let file = table::file(fd);
         if let Some(hit) = hit {
             // SAFETY: as in `look`.
-            let read = unsafe { viewer.continue_read(&file, position, to.base, to.len, hit) };
+            let read = unsafe { viewer.continue_read(&file, self.wanted(), hit) };
             return self.transfer_slowly(Some(read));
         }
         match viewer.validation(&file) {

@@ -19,8 +19,8 @@ use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering;
 
 use quinion_view::arena::control::{Advice, Counter, Reason};
-use quinion_view::viewer::Viewer;
 use quinion_view::viewer::sys::Errno;
+use quinion_view::viewer::{Viewer, WantedBytes};
 
 use crate::bytes::{READ_BYTES_MAX, Unserved, transfer_all};
 use crate::read_request::{Part, ServeMode, Target};
@@ -370,7 +370,7 @@ fn will_need(fd: c_int, position: u64, len: u64) {
     let Some(viewer) = process::viewer().filter(|_| attached) else { return };
     let (file, mut byte) = (table::file(fd), 0u8);
     // SAFETY: `byte` is one byte that may be written.
-    let first = unsafe { viewer.read_ready(&file, position, &raw mut byte, 1) };
+    let first = unsafe { viewer.read_ready(&file, WantedBytes { position, to: &raw mut byte, len: 1 }) };
     if first.is_none() {
         viewer.suggest(&file, Advice::WillNeed, position, len);
     }

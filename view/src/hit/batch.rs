@@ -57,7 +57,7 @@ impl<'b> BatchedRead<'b> {
     /// but those that a pin lends, which are read-only.)
     #[inline]
     pub fn new(cell: CellNumber, id: MappingId, position: u64, to: &'b mut [u8]) -> Self {
-        let bytes = WantedBytes { position, to: to.as_mut_ptr(), len: to.len() };
+        let bytes = WantedBytes::of_slice(position, to);
         Self { cell, id, bytes, buffer: PhantomData }
     }
     /// As [`BatchedRead::new`], to an address.

@@ -103,6 +103,14 @@ pub struct WantedBytes {
     pub len: usize,
 }
 
+impl WantedBytes {
+    /// The bytes at `position` that fill `to`, which must not be used before they were read.
+    #[inline(always)]
+    pub fn of_slice(position: u64, to: &mut [u8]) -> Self {
+        Self { position, to: to.as_mut_ptr(), len: to.len() }
+    }
+}
+
 /// Copies the wanted bytes that the cache holds, up to the first page it does not hold. `touch` is told the first frame
 /// of each folio read.
 ///
@@ -134,7 +142,7 @@ pub fn read_page_into(
     touch: impl FnMut(GrownView<'_>, Frame),
 ) -> PageHit {
     let Some(file) = file.found() else { return PageHit::Unclear };
-    let wanted = WantedBytes { position, to: to.as_mut_ptr(), len: to.len() };
+    let wanted = WantedBytes::of_slice(position, to);
     // SAFETY: a unique slice is valid for writes of its length, and is not accessed by others.
     unsafe { read_within_page(file, wanted, touch) }
 }
@@ -148,7 +156,7 @@ pub fn read_folios_into(
     touch: impl FnMut(GrownView<'_>, Frame),
 ) -> Hits {
     let Some(file) = file.found() else { return Hits::none(HitStop::Stale) };
-    let wanted = WantedBytes { position, to: to.as_mut_ptr(), len: to.len() };
+    let wanted = WantedBytes::of_slice(position, to);
     // SAFETY: a unique slice is valid for writes of its length, and is not accessed by others.
     unsafe { read_folios(file, wanted, touch) }
 }
@@ -360,7 +368,7 @@ pub fn read_hits_into(
     to: &mut [u8],
     touch: impl FnMut(GrownView<'_>, Frame),
 ) -> Hits {
-    let wanted = WantedBytes { position, to: to.as_mut_ptr(), len: to.len() };
+    let wanted = WantedBytes::of_slice(position, to);
     // SAFETY: a unique slice is valid for writes of its length, and is not accessed by others.
     unsafe { read_hits(file, wanted, touch) }
 }

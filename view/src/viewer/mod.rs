@@ -40,7 +40,8 @@ use crate::arena::control::{
 };
 use crate::arena::referenced::is_saturated;
 use crate::arena::{CellNumber, Flags, GrownView, LayoutError, Validation, View};
-use crate::hit::{FileView, HitStop, WantedBytes, locate, read_hits, resident};
+pub use crate::hit::WantedBytes;
+use crate::hit::{FileView, HitStop, locate, read_hits, resident};
 use crate::units::{FileId, Frame, MappingId};
 
 pub mod handshake;
@@ -320,19 +321,19 @@ impl Viewer {
             .fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Reads `len` bytes at `position` of `file` to `to`, asking the owner for what is not in the cache. May wait; see
+    /// Reads the wanted bytes of `file`, asking the owner for those that are not in the cache. May wait; see
     /// [`Viewer::request`].
     ///
     /// # Safety
-    /// `to` is valid for `len` bytes of writes, by no other thread, and does not overlap the arena.
+    /// `wanted.to` is valid for `wanted.len` bytes of writes, by no other thread, and does not overlap the arena.
     #[inline]
-    pub unsafe fn read(&self, file: &ViewedFile<'_>, position: u64, to: *mut u8, len: usize) -> ReadOutcome {
+    pub unsafe fn read(&self, file: &ViewedFile<'_>, wanted: WantedBytes) -> ReadOutcome {
         // SAFETY: the caller's promise.
-        let hit = unsafe { self.read_hit(file, position, to, len) };
+        let hit = unsafe { self.read_hit(file, wanted) };
         match hit.whole() {
             Some(bytes) => ReadOutcome { bytes, asked: 0, end: ReadEnd::Full },
             // SAFETY: as above.
-            None => unsafe { self.continue_read(file, position, to, len, hit) },
+            None => unsafe { self.continue_read(file, wanted, hit) },
         }
     }
 
@@ -341,11 +342,12 @@ impl Viewer {
     /// # Safety
     /// That of [`Viewer::read`].
     #[inline]
-    pub unsafe fn read_hit(&self, file: &ViewedFile<'_>, position: u64, to: *mut u8, len: usize) -> Hit {
+    pub unsafe fn read_hit(&self, file: &ViewedFile<'_>, wanted: WantedBytes) -> Hit {
+        let WantedBytes { position, len, .. } = wanted;
         let end = position.wrapping_add(len as u64); // a number to compare with
         let touch = move |_: GrownView<'_>, frame| self.note(file, frame, position, end);
         // SAFETY: the caller's promise.
-        let hits = unsafe { read_hits(self.view_of(file), WantedBytes { position, to, len }, touch) };
+        let hits = unsafe { read_hits(self.view_of(file), wanted, touch) };
         Hit { bytes: hits.bytes, stopped: hits.stopped, marker: hits.marker.map(|page| page.0) }
     }
 
@@ -354,38 +356,25 @@ impl Viewer {
     /// # Safety
     /// That of [`Viewer::read`].
     #[cold]
-    pub unsafe fn continue_read(
-        &self,
-        file: &ViewedFile<'_>,
-        position: u64,
-        to: *mut u8,
-        len: usize,
-        hit: Hit,
-    ) -> ReadOutcome {
+    pub unsafe fn continue_read(&self, file: &ViewedFile<'_>, wanted: WantedBytes, hit: Hit) -> ReadOutcome {
         if let Some(page) = hit.marker {
             self.tell_marker(file, page, 0);
         }
         match hit.stopped {
             HitStop::Full => ReadOutcome { bytes: hit.bytes, asked: 0, end: ReadEnd::Full },
             // SAFETY: the caller's promise.
-            _ => unsafe { self.read_asking(file, WantedBytes { position, to, len }, hit) },
+            _ => unsafe { self.read_asking(file, wanted, hit) },
         }
     }
 
     /// [`Viewer::read`] of cached bytes only, without waiting: `None` if the first byte is not cached. The copy may
-    /// end before `len` with [`ReadEnd::Full`], where the next byte is not in the cache.
+    /// end before the last with [`ReadEnd::Full`], where the next byte is not in the cache.
     ///
     /// # Safety
     /// That of [`Viewer::read`].
-    pub unsafe fn read_ready(
-        &self,
-        file: &ViewedFile<'_>,
-        position: u64,
-        to: *mut u8,
-        len: usize,
-    ) -> Option<ReadOutcome> {
+    pub unsafe fn read_ready(&self, file: &ViewedFile<'_>, wanted: WantedBytes) -> Option<ReadOutcome> {
         // SAFETY: the caller's promise.
-        let (bytes, stopped) = unsafe { self.read_cached(file, WantedBytes { position, to, len }) };
+        let (bytes, stopped) = unsafe { self.read_cached(file, wanted) };
         let end = match stopped {
             HitStop::Full => ReadEnd::Full,
             HitStop::EndOfFile(size) => ReadEnd::EndOfFile(size),
@@ -406,7 +395,7 @@ impl Viewer {
         to: &mut [u8],
     ) -> Option<ReadOutcome> {
         // SAFETY: a unique slice is valid for writes of its length by no other thread.
-        unsafe { self.read_ready(file, position, to.as_mut_ptr(), to.len()) }
+        unsafe { self.read_ready(file, WantedBytes::of_slice(position, to)) }
     }
 
     /// Where the bytes `range` lie that the owner has pinned for this viewer, of a file that never changes; see
@@ -430,22 +419,15 @@ impl Viewer {
     ///
     /// # Safety
     /// That of [`Viewer::read`].
-    pub unsafe fn read_uncached(
-        &self,
-        file: &ViewedFile<'_>,
-        position: u64,
-        to: *mut u8,
-        len: usize,
-    ) -> ReadOutcome {
+    pub unsafe fn read_uncached(&self, file: &ViewedFile<'_>, wanted: WantedBytes) -> ReadOutcome {
         let met = Cell::new(false);
         // SAFETY: the caller's promise, for each part of the range.
         let look = |wanted| unsafe { self.read_passing(file, wanted, &met) };
-        let wanted = WantedBytes { position, to, len };
         let first = look(wanted);
         // SAFETY: the caller's promise.
         let outcome = unsafe { self.ask_on((file, UNCACHED), wanted, first, look) };
         if outcome.asked > 0 || met.get() {
-            self.suggest(file, Advice::Passed, position, outcome.bytes as u64);
+            self.suggest(file, Advice::Passed, wanted.position, outcome.bytes as u64);
         }
         outcome
     }
@@ -496,9 +478,8 @@ impl Viewer {
     /// That of [`Viewer::read`].
     #[inline]
     unsafe fn read_cached(&self, file: &ViewedFile<'_>, wanted: WantedBytes) -> (usize, HitStop) {
-        let WantedBytes { position, to, len } = wanted;
         // SAFETY: the caller's promise.
-        let hit = unsafe { self.read_hit(file, position, to, len) };
+        let hit = unsafe { self.read_hit(file, wanted) };
         if let Some(page) = hit.marker {
             self.tell_marker(file, page, 0);
         }

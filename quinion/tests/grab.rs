@@ -18,9 +18,9 @@ use quinion::backend::{FillRun, WaitQueue};
 use quinion::internals::arena::{Arena, Flags, Gap, HOLDS_MAX, HoldRefused, LockRefused, ReadableState};
 use quinion::internals::folio::{LockedFolio, LockedState};
 use quinion::internals::mapping::{
-    AddedFolio, Committed, FolioShape, FrameSource, GRAB_PAGES_MAX, GapFrames, Grab, GrabEnd, GrabStep,
-    Grabbed, IndexHooks, InsertPurpose, Mapping, MarkDirty, MemoryWait, OnLocked, RemoveFilter, Replacement,
-    SplitOutcome, TakeFilter, WritebackOutcome,
+    AddedFolio, Committed, FolioShape, FrameSource, GRAB_PAGES_MAX, GapFrames, Grab, GrabEnd, GrabRequest,
+    GrabStep, Grabbed, IndexHooks, InsertPurpose, Mapping, MarkDirty, MemoryWait, OnLocked, RemoveFilter,
+    Replacement, SplitOutcome, TakeFilter, WritebackOutcome,
 };
 use quinion::internals::units::{Frame, Millis, Order, Orders, PAGE_SIZE, PageIndex};
 use quinion::internals::xarray::{Entry, Kind, Stored, Value};
@@ -130,7 +130,8 @@ impl<'a> Test<'a> {
         frames: &mut Frames<'_>,
         watch: &mut dyn FnMut(GrabStep),
     ) -> (Grabbed<'a>, GrabEnd<&'static str>) {
-        self.mapping.grab(self.wait_queue, page(pages.start)..page(pages.end), how, frames, watch)
+        let request = GrabRequest { pages: page(pages.start)..page(pages.end), how };
+        self.mapping.grab(self.wait_queue, request, frames, watch)
     }
 }
 

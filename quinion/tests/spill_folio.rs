@@ -9,9 +9,9 @@ use std::sync::Arc;
 use quinion::backend::{Backend, FillRun, MemoryFile, WaitQueue};
 use quinion::internals::arena::{Arena, ArenaOptions, Gap};
 use quinion::internals::mapping::{
-    AddedFolio, FolioShape, FrameSource, GapFrames, Grab, GrabEnd, Grabbed, InsertPurpose, Mapping,
-    MarkDirty, MemoryEntry, MemoryWait, NewFolio, NewMemoryMapping, OnLocked, PartOutcome, RemoveFilter,
-    RestoreOutcome, SeekTarget, SpillTarget,
+    AddedFolio, FolioShape, FrameSource, GapFrames, Grab, GrabEnd, GrabRequest, Grabbed, InsertPurpose,
+    Mapping, MarkDirty, MemoryEntry, MemoryWait, NewFolio, NewMemoryMapping, OnLocked, PartOutcome,
+    RemoveFilter, RestoreOutcome, SeekTarget, SpillTarget,
 };
 use quinion::internals::policy::FetchOrigin;
 use quinion::internals::reclaim::Reclaim;
@@ -114,8 +114,8 @@ impl Stage {
         let orders = Orders { min: Order(0), max: Order(9) };
         let shape = FolioShape { purpose: InsertPurpose::Write, ..FolioShape::of(orders) };
         let how = Grab { shape, on_locked: OnLocked::Wait, dirty: MarkDirty::OnInsert(Millis(3)) };
-        let (grabbed, end) =
-            self.mapping.grab(wait_queue, FIRST..FIRST.plus(16), how, &mut NoFrames, &mut |_| {});
+        let request = GrabRequest { pages: FIRST..FIRST.plus(16), how };
+        let (grabbed, end) = self.mapping.grab(wait_queue, request, &mut NoFrames, &mut |_| {});
         assert_eq!((grabbed.len(), end), (1, GrabEnd::All));
         grabbed
     }

@@ -52,6 +52,19 @@ pub(super) struct GrowRequest {
     pub locks: LockWait,
 }
 
+/// Frames that are wanted for the pages of gaps.
+#[derive(Clone, Copy, Debug)]
+pub struct AllocRequest<'g> {
+    /// The pages, in order.
+    pub gaps: &'g [Gap],
+    /// Which runs serve.
+    pub fit: FrameAlignment,
+    /// Whether fewer frames than pages are of use.
+    pub amount: AllocAmount,
+    /// Whether taken locks are waited for.
+    pub locks: LockWait,
+}
+
 /// Memory to be had without evicting anything; a hint, as others take and give back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AvailableMemory {
@@ -100,20 +113,14 @@ impl Arena {
         })
     }
 
-    /// Takes a frame for every page of `gaps` in as few runs as can be had that `fit`. Appends the runs to `runs`,
+    /// Takes a frame for every page of the gaps in as few runs as can be had that fit. Appends the runs to `runs`,
     /// which begins with those for the first of the pages, if some have frames already. Says how many pages more have
     /// one now: all, or with [`AllocAmount::Less`] fewer where there are no more. No run reaches over the end of a gap.
     /// One hold of the arena's lock, and one more for each step by which it is grown. Otherwise as [`Arena::alloc`], or
     /// with [`LockWait::Try`] as [`Arena::alloc_run`]; frames that were too few are given back under the lock of the
     /// lists.
-    pub fn alloc_runs(
-        &self,
-        gaps: &[Gap],
-        fit: FrameAlignment,
-        amount: AllocAmount,
-        locks: LockWait,
-        runs: &mut Vec<FrameRun>,
-    ) -> u32 {
+    pub fn alloc_runs(&self, request: AllocRequest<'_>, runs: &mut Vec<FrameRun>) -> u32 {
+        let AllocRequest { gaps, fit, amount, locks } = request;
         let (before, had) = (runs.len(), pages_of(runs));
         let (wanted, mut got) = (wanted_pages(gaps) - had, had);
         self.alloc_growing(locks, |stock, policy| {
@@ -128,19 +135,8 @@ impl Arena {
             }
             Ok(())
         });
-        self.all_or(amount, got - had, wanted, before, runs)
-    }
-
-    fn all_or(
-        &self,
-        amount: AllocAmount,
-        got: u32,
-        pages: u32,
-        before: usize,
-        runs: &mut Vec<FrameRun>,
-    ) -> u32 {
-        if got == pages || amount == AllocAmount::Less {
-            return got;
+        if got == had + wanted || amount == AllocAmount::Less {
+            return got - had;
         }
         runs.drain(before..).for_each(|run| self.free_run(run.frame, run.pages));
         0

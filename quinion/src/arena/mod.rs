@@ -59,6 +59,7 @@ mod share;
 mod shrink;
 mod stock;
 mod tables;
+pub use allocate::AllocRequest;
 pub use buddy::FrameRun;
 pub use guest::{ClaimOutcome, GuestExtents, GuestRefused, GuestUse};
 pub use limits::{GroupVersion, memory_groups, process_limit};

@@ -44,7 +44,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::arena::{AllocAmount, Arena, FrameAlignment, FrameRun, Gap};
+use crate::arena::{AllocAmount, AllocRequest, Arena, FrameAlignment, FrameRun, Gap};
 use crate::backend::{FillRun, ReapMode, WaitQueue, pause};
 use crate::background::BackgroundThread;
 use crate::lists::{Charge, ListReservation};
@@ -545,7 +545,7 @@ impl FrameSupply {
             runs: Orders { min: self.folio_orders.min, max: align.max(RUN_ORDER_MAX) },
             align,
         };
-        self.arena.alloc_runs(gaps, fit, amount, locks, runs)
+        self.arena.alloc_runs(AllocRequest { gaps, fit, amount, locks }, runs)
     }
 
     /// Fills and flushes in flight, whose pages cannot go yet, and how many have ended.

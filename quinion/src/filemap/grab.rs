@@ -21,8 +21,8 @@ use crate::backend::FillRun;
 use crate::error::{Error, Repr};
 use crate::lists::{Charge, ListReservation};
 use crate::mapping::{
-    AskedFor, FolioLifetime, FolioShape, FrameSource, GapFrames, Grab, GrabEnd, Grabbed, InsertPurpose,
-    Mapping, MarkDirty, MemoryWait, OnLocked,
+    AskedFor, FolioLifetime, FolioShape, FrameSource, GapFrames, Grab, GrabEnd, GrabRequest, Grabbed,
+    InsertPurpose, Mapping, MarkDirty, MemoryWait, OnLocked,
 };
 use crate::readahead::Window;
 use crate::stats::Count;
@@ -48,9 +48,8 @@ struct CacheFrames<'f> {
 }
 
 impl Filemap {
-    /// Finds or creates folios for `pages` on behalf of `pool`, locked and held; see `mapping/grab.rs`. A prefix if
-    /// memory ends, or a folio's lock is not waited for; none if the file ends. The caller has the mapping's Write
-    /// lock alone.
+    /// Finds or creates folios for `pages` on behalf of `pool`, locked and held; see `mapping/grab.rs`. Waits for
+    /// folio locks. A prefix if memory ends; none if the file ends. The caller has the mapping's Write lock alone.
     ///
     /// # Errors
     /// Why there is not even the first folio.
@@ -59,7 +58,6 @@ impl Filemap {
         mapping: &'a Arc<Mapping>,
         pool: PoolNumber,
         pages: Range<PageIndex>,
-        on_locked: OnLocked,
         spill_in: SpillIn<'_>,
     ) -> Result<Grabbed<'a>, Error> {
         let Orders { min, max } = self.supply.folio_orders;
@@ -76,8 +74,8 @@ impl Filemap {
         let first = pages.start.first_byte();
         let (reserved, refused) = (None, None);
         let mut frames = CacheFrames { filemap: self, mapping, pool, shape, spill_in, reserved, refused };
-        let how = Grab { shape, on_locked, dirty };
-        let (grabbed, end) = mapping.grab(&self.wait_queue, pages, how, &mut frames, &mut |_| {});
+        let request = GrabRequest { pages, how: Grab { shape, on_locked: OnLocked::Wait, dirty } };
+        let (grabbed, end) = mapping.grab(&self.wait_queue, request, &mut frames, &mut |_| {});
         match end {
             _ if !grabbed.is_empty() => Ok(grabbed),
             GrabEnd::All | GrabEnd::Size => Ok(grabbed),

@@ -103,6 +103,15 @@ pub struct Grab {
     pub dirty: MarkDirty,
 }
 
+/// A range to be grabbed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct GrabRequest {
+    /// The pages, which become whole folios of the smallest order.
+    pub pages: Range<PageIndex>,
+    /// How they are grabbed.
+    pub how: Grab,
+}
+
 /// Why a grab ended where it did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GrabEnd<E> {
@@ -373,16 +382,16 @@ struct GrabCall<'g, 'a, S> {
 }
 
 impl Mapping {
-    /// Finds or creates folios for `pages`, in whole folios of the smallest order, and locks them. Waits for folio
-    /// locks as `how` says, and for memory as `source` does; the caller has no lock of the mapping's but Write.
+    /// Finds or creates folios for the pages of `request`, and locks them. Waits for folio locks as it says, and for
+    /// memory as `source` does; the caller has no lock of the mapping's but Write.
     pub fn grab<'a, S: FrameSource>(
         &'a self,
         wait_queue: &'a WaitQueue,
-        pages: Range<PageIndex>,
-        how: Grab,
+        request: GrabRequest,
         source: &mut S,
         watch: GrabObserver<'_>,
     ) -> (Grabbed<'a>, GrabEnd<S::Error>) {
+        let GrabRequest { pages, how } = request;
         let unit = how.shape.orders.min;
         let (mut at, end) = (pages.start.align_down(unit), pages.end.align_up(unit));
         let mut grabbed = Grabbed::none(self, wait_queue, how.dirty);

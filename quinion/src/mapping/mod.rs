@@ -76,8 +76,8 @@ pub use dirty_counts::DirtyPages;
 pub use drop_behind::{BEHIND_FOLIOS_MAX, DropBehindOutcome, DropReason};
 pub use evict::Replacement;
 pub use grab::{
-    Committed, FrameSource, GRAB_PAGES_MAX, GapFrames, Grab, GrabEnd, GrabObserver, GrabStep, Grabbed,
-    MarkDirty, MemoryWait, OnLocked,
+    Committed, FrameSource, GRAB_PAGES_MAX, GapFrames, Grab, GrabEnd, GrabObserver, GrabRequest, GrabStep,
+    Grabbed, MarkDirty, MemoryWait, OnLocked,
 };
 pub use hooks::{IndexHooks, RunInsertion, TreeWalks};
 pub use index::FolioIndex;

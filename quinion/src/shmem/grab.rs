@@ -25,7 +25,7 @@ use crate::backend::DeferredWakes;
 use crate::error::{Error, Repr};
 use crate::filemap::{SpillIn, TruncateExclusion};
 use crate::folio::{LockedState, Pinned, PinnedFolios};
-use crate::mapping::{GRAB_PAGES_MAX, Grabbed, Mapping, OnLocked};
+use crate::mapping::{GRAB_PAGES_MAX, Grabbed, Mapping};
 use crate::sys::fork::ForkGuard;
 use crate::units::{Order, PageIndex, PoolNumber, pages_of_bytes};
 
@@ -68,7 +68,7 @@ impl Shmem {
         // This may wait for memory, and a waker, foreign code, may want the locks held here.
         let wakes = DeferredWakes::new();
         let nobody_cuts = mapping.write_shared();
-        let grabbed = self.filemap.grab(mapping, pool, pages, OnLocked::Wait, spill_in);
+        let grabbed = self.filemap.grab(mapping, pool, pages, spill_in);
         drop(nobody_cuts);
         drop(wakes);
         grabbed

@@ -6,7 +6,7 @@
 
 use super::*;
 use crate::arena::CellNumber;
-use crate::arena::allocate::{GrowOutcome, GrowRequest, pages_of};
+use crate::arena::allocate::{AllocRequest, GrowOutcome, GrowRequest, pages_of};
 use crate::arena::buddy::FrameRun;
 use crate::arena::control::{GROUP_VIEWERS, GROUPS_MAX, ViewerControl};
 use crate::arena::options::MEMORY_MAX;
@@ -47,13 +47,8 @@ fn take(
     locks: LockWait,
     runs: &mut Vec<FrameRun>,
 ) -> u32 {
-    arena.alloc_runs(
-        &[Gap { first: PageIndex(0), pages }],
-        FrameAlignment::anywhere(sizes),
-        amount,
-        locks,
-        runs,
-    )
+    let (gaps, fit) = ([Gap { first: PageIndex(0), pages }], FrameAlignment::anywhere(sizes));
+    arena.alloc_runs(AllocRequest { gaps: &gaps, fit, amount, locks }, runs)
 }
 
 fn drain(arena: &Arena, order: Order) -> Vec<(Frame, Order)> {
@@ -556,7 +551,8 @@ proptest! {
                     let (first, mut new) = (PageIndex(u64::from(pages) * 7), Vec::new());
                     let gaps = [Gap { first, pages }];
                     let fit = FrameAlignment { runs: FrameStock::ANY, align: Order((pages % 10) as u8) };
-                    let got = arena.alloc_runs(&gaps, fit, AllocAmount::Less, LockWait::Wait, &mut new);
+                    let (amount, locks) = (AllocAmount::Less, LockWait::Wait);
+                    let got = arena.alloc_runs(AllocRequest { gaps: &gaps, fit, amount, locks }, &mut new);
                     prop_assert_eq!(pages_of(&new), got);
                     prop_assert!(got == pages || arena.stats().free_pages == 0);
                     prop_assert_eq!(check_places(first, fit.align, &new), Ok(()));

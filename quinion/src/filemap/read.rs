@@ -691,9 +691,8 @@ fn plan_miss<'r>(
     let Some(mut guard) = reader.readahead().lock_as(wait_policy.locks()) else {
         return Err(Repr::WouldBlock { position }.into());
     };
-    // Another thread of the handle may have filled the page meanwhile: readahead must not take that for a lost window.
-    // If one of another handle did, the insertion finds it.
-    if guard.may_have_fetched(index) && mapping.index().probe(index) != Err(NotReady::Mismatch) {
+    // Another thread may have filled the page meanwhile: readahead must not take that for a lost window.
+    if mapping.index().probe(index) != Err(NotReady::Mismatch) {
         return Ok(None);
     }
     let pages = pages_of_bytes((position % PAGE_SIZE as u64).saturating_add(len as u64));

@@ -230,15 +230,6 @@ impl Readahead {
         self.set_hint(self.hint);
     }
 
-    /// Whether page `index` may be one of those that were fetched for the handle lately. A miss of it may be out of
-    /// date by the time that it is told to [`Readahead::on_miss`], which would take it for a page that was lost.
-    pub fn may_have_fetched(&self, index: PageIndex) -> bool {
-        match &self.policy {
-            ReadaheadPolicy::Streams(streams) => streams.may_have_fetched(index),
-            ReadaheadPolicy::KernelLike(_) => true,
-        }
-    }
-
     /// `asked.index` is wanted and not in the cache. Returns the windows to fetch: the first begins there,
     /// and the reader does not wait for the others. No window only if the file ends before `asked.index`.
     pub fn on_miss(&mut self, asked: ReadRequest, cached: &dyn Cached) -> Windows {

@@ -92,15 +92,6 @@ impl LowBounds {
         let pairs = self.firsts.iter().zip(&self.ends);
         pairs.fold(false, |touches, (&other, &ends)| touches | (ends == low) | begins_there(other))
     }
-
-    /// Whether a request may be for page `index`: `false` only if none is of less than 65536 pages.
-    fn may_cover(&self, index: PageIndex) -> bool {
-        let low = index.0 as u16;
-        let pairs = self.firsts.iter().zip(&self.ends);
-        pairs.fold(false, |covers, (&first, &end)| {
-            covers | (low.wrapping_sub(first) < end.wrapping_sub(first))
-        })
-    }
 }
 
 impl RecentRequests {
@@ -134,11 +125,6 @@ impl RecentRequests {
             StrideMatch::None(distance) => self.remember(Request { distance, ..Request::alone(asked) }),
         }
         DetectedPattern::None
-    }
-
-    /// Whether one of them may be for page `index`; nearly always `false` if none is. A hint.
-    pub fn may_cover(&self, index: PageIndex) -> bool {
-        self.bounds.may_cover(index)
     }
 
     fn touching(&self, asked: ReadRequest) -> Option<(usize, DetectedPattern)> {
@@ -246,16 +232,6 @@ mod tests {
                 Some((at, pattern))
             });
             prop_assert_eq!(recent.touching(asked(index, pages)), twin);
-            let covers = |request: &Request| (request.first.0..request.end.0).contains(&index);
-            prop_assert!(recent.may_cover(PageIndex(index)) || !recent.requests.iter().any(covers));
         }
-    }
-
-    #[test]
-    fn pages_far_from_all_requests_are_known_to_be() {
-        assert!(!RecentRequests::new().may_cover(PageIndex(7)));
-        let recent = remembered(&[(100, 4), (5000, 1)]);
-        let covered = [99, 100, 103, 104, 5000, 5001].map(|page| recent.may_cover(PageIndex(page)));
-        assert_eq!(covered, [false, true, true, false, true, false]);
     }
 }

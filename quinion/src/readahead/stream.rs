@@ -124,11 +124,6 @@ impl Stream {
         self.way == Direction::Forward && !self.is_long_request() && self.seen < index && index < self.edge
     }
 
-    /// Whether page `index` may have been fetched for it; never `false` if [`Stream::has_ahead`] is true.
-    pub fn may_have_fetched(&self, index: PageIndex) -> bool {
-        self.way != Direction::Forward || self.origin.min(self.seen) <= index && index < self.edge
-    }
-
     /// Whether its reader has been at `index` before, on a way of some length.
     pub fn has_been_at(&self, index: PageIndex) -> bool {
         let length = self.edge.0.saturating_sub(self.origin.0);

@@ -65,11 +65,6 @@ impl Streams {
         self.wanted_end
     }
 
-    /// Whether page `index` may be one of those that were fetched for the handle lately.
-    pub fn may_have_fetched(&self, index: PageIndex) -> bool {
-        self.recent.may_cover(index) || self.known(|stream| stream.may_have_fetched(index)).is_some()
-    }
-
     /// Puts the windows to fetch into `windows`, which is empty.
     pub fn on_miss(&mut self, access: &WindowRequest<'_>, windows: &mut Windows) {
         self.clock += 1;

@@ -484,35 +484,6 @@ fn configs() -> impl Strategy<Value = Config> {
     })
 }
 
-/// A miss that is out of date by the time that it is told must not pass for a lost window: [`Readahead`] names every
-/// page that it has had fetched lately, and few others.
-#[test]
-fn pages_of_streams_and_of_the_last_requests_may_have_been_fetched() {
-    let mut readahead = Readahead::new(Config::new(32));
-    let miss = |readahead: &mut Readahead, page: u64| {
-        let asked = ReadRequest { index: PageIndex(page), pages: 1, file_pages: FILE };
-        readahead.on_miss(asked, &NothingCached)
-    };
-    for start in [0, 7_000] {
-        let mut page = start;
-        for _ in 0..4 {
-            for window in miss(&mut readahead, page).iter() {
-                let fetched = (window.start.0..window.end().0).map(PageIndex);
-                assert_eq!(
-                    fetched.clone().find(|page| !readahead.may_have_fetched(*page)),
-                    None,
-                    "{window:?}"
-                );
-                page = window.end().0;
-            }
-        }
-    }
-    miss(&mut readahead, 50_000);
-    assert!(readahead.may_have_fetched(PageIndex(50_000)));
-    let far = [49_999, 50_001, 60_000, FILE - 1].map(PageIndex);
-    assert_eq!(far.map(|page| readahead.may_have_fetched(page)), [false; 4]);
-}
-
 proptest! {
     /// Q02: in any sequence of reads, evictions, failures and hints, each window lies in the file, covers its marker
     /// and is bounded (the simulator asserts the first two); every read is served.

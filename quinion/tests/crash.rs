@@ -19,10 +19,14 @@
 //! A second story has a device that fails: flushes and syncs end in errors. Changed bytes stay changed, are read as
 //! they were written, and a later sync that says `Ok` promises all of them.
 
+use std::io;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use proptest::prelude::*;
+use quinion::backend::{Attributes, Backend, Fill, Flush, Identity, MemoryFile, SyncKind};
 use quinion::{Cache, Durability, File, OpenOptions, WriteOptions};
 use quinion_testing::doubles::{CompletionOrder, CrashDisk, CrashLog, Faults, SimulatedBackend, WriteFaults};
 
@@ -410,6 +414,49 @@ enum Change {
     Emptied,
 }
 
+/// A file of another device, whose syncs are counted, or panic.
+#[derive(Debug)]
+struct OtherDevice {
+    file: MemoryFile,
+    panics: bool,
+    syncs: AtomicU64,
+}
+
+impl OtherDevice {
+    fn new(panics: bool) -> Arc<Self> {
+        Arc::new(Self { file: MemoryFile::new(vec![7; 2 * PAGE]), panics, syncs: AtomicU64::new(0) })
+    }
+}
+
+impl Backend for OtherDevice {
+    fn name(&self) -> &'static str {
+        "counting"
+    }
+    fn attributes(&self) -> io::Result<Attributes> {
+        let known = self.file.attributes()?;
+        Ok(Attributes { identity: Identity { device: 77, ..known.identity }, ..known })
+    }
+    fn attributes_may_wait(&self) -> bool {
+        false
+    }
+    fn submit(&self, fills: Vec<Fill>) {
+        self.file.submit(fills);
+    }
+    fn can_write(&self) -> bool {
+        true
+    }
+    fn flush(&self, flushes: Vec<Flush>) {
+        self.file.flush(flushes);
+    }
+    fn sync(&self, _kind: SyncKind, _range: Range<u64>) -> io::Result<()> {
+        self.syncs.fetch_add(1, Ordering::Relaxed);
+        if self.panics { panic!("this device panics") } else { Ok(()) }
+    }
+    fn set_size(&self, bytes: u64) -> io::Result<()> {
+        Backend::set_size(&self.file, bytes)
+    }
+}
+
 struct ClosedFile {
     disk: Arc<CrashDisk>,
     device: Arc<SimulatedBackend>,
@@ -533,6 +580,91 @@ fn files_that_cannot_be_synced_hold_up_no_others() {
     assert!(kept <= 4, "{kept}");
     assert!(cache.sync_all().is_err(), "it tells of one of the first");
     assert!(files.iter().all(ClosedFile::is_durable));
+}
+
+/// The device takes no page of the oldest files. Their pages stay dirty, and at the end of each handle the same ones were
+/// looked at: those behind them were never synced, and so never closed.
+#[test]
+fn files_that_cannot_be_written_hold_up_no_others() {
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).idle_files_max(4).build().unwrap();
+    let open = |faults| {
+        let disk = Arc::new(CrashDisk::new(content(0, 0, 2 * PAGE)));
+        let device =
+            Arc::new(SimulatedBackend::of_crash_disk(disk, Faults::default()).with_write_faults(faults));
+        let opened = cache.open_backend_with(Arc::clone(&device) as _, OpenOptions::new().write(true));
+        (device, opened.unwrap())
+    };
+    let full: Vec<_> = (0..100)
+        .map(|_| {
+            let (device, file) = open(WriteFaults { full: 1000, ..WriteFaults::default() });
+            file.write_at(&content(1, 0, PAGE), 0).unwrap();
+            device
+        })
+        .collect();
+    let cut: Vec<_> = (0..100)
+        .map(|_| {
+            let (device, file) = open(WriteFaults::default());
+            file.set_len(5).unwrap();
+            device
+        })
+        .collect();
+    let kept = cut.iter().filter(|device| Arc::strong_count(device) > 1).count();
+    assert!(kept <= 8, "{kept} of 100 files that were cut are open still");
+    assert_eq!(cache.sync_all().unwrap_err().raw_os_error(), Some(libc::ENOSPC));
+    assert!(full.iter().all(|device| Arc::strong_count(device) > 1), "what is dirty is kept");
+    cache.check().unwrap();
+}
+
+/// One device takes no page of many files. The files of another were synced at the end of each handle, since all files
+/// that waited for a sync were too many.
+#[test]
+fn files_that_wait_for_a_sync_count_for_their_own_device() {
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).idle_files_max(4).build().unwrap();
+    for _ in 0..20 {
+        let disk = Arc::new(CrashDisk::new(content(0, 0, 2 * PAGE)));
+        let faults = WriteFaults { full: 1000, ..WriteFaults::default() };
+        let device = SimulatedBackend::of_crash_disk(disk, Faults::default()).with_write_faults(faults);
+        let file = cache.open_backend_with(Arc::new(device), OpenOptions::new().write(true)).unwrap();
+        file.write_at(&content(1, 0, PAGE), 0).unwrap();
+    }
+    let others: Vec<_> = (0..4).map(|_| OtherDevice::new(false)).collect();
+    for device in &others {
+        let file = cache.open_backend_with(Arc::clone(device) as _, OpenOptions::new().write(true)).unwrap();
+        file.set_len(5).unwrap();
+    }
+    assert_eq!(others.iter().map(|device| device.syncs.load(Ordering::Relaxed)).sum::<u64>(), 0);
+}
+
+/// A backend that panics in a sync of the cache keeps no other file from it.
+#[test]
+fn a_sync_of_the_cache_tries_all_files_also_if_one_panics() {
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
+    let devices: Vec<_> = (0..8).map(|nth| OtherDevice::new(nth % 2 == 0)).collect();
+    let files = devices.iter().map(|device| {
+        let file = cache.open_backend_with(Arc::clone(device) as _, OpenOptions::new().write(true)).unwrap();
+        file.write_all_at(b"new", 5).unwrap();
+        file
+    });
+    let files: Vec<_> = files.collect();
+    assert!(catch_unwind(AssertUnwindSafe(|| cache.sync_all())).is_err(), "the panic goes on");
+    assert!(devices.iter().all(|device| device.syncs.load(Ordering::Relaxed) == 1));
+    drop(files);
+}
+
+/// The sync at the end of a handle fails, and the file was cut. It was forgotten then, and no sync of the cache covered
+/// the cut any more.
+#[test]
+fn a_cut_whose_sync_failed_is_synced_again() {
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).idle_files_max(0).build().unwrap();
+    let disk = Arc::new(CrashDisk::new(content(0, 0, 6 * PAGE)));
+    let device = Arc::new(SimulatedBackend::of_crash_disk(Arc::clone(&disk), Faults::default()));
+    device.fail_sync(0, libc::EIO);
+    let file = cache.open_backend_with(Arc::clone(&device) as _, OpenOptions::new().write(true)).unwrap();
+    file.set_len(PAGE as u64 + 5).unwrap();
+    drop(file);
+    assert_eq!(cache.sync_all().unwrap_err().raw_os_error(), Some(libc::EIO));
+    cache.sync_all().unwrap();
+    assert!(ClosedFile { disk, device }.is_durable());
 }
 
 /// Files of one device wait for a sync in any number; closed files of another stay cached all the same.

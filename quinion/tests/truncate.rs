@@ -13,7 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use quinion::backend::{
@@ -1087,23 +1087,41 @@ fn an_open_that_empties_leaves_nothing_of_the_file_for_any_handle() {
     }
 }
 
-/// A file of which another backend cuts it, says so, and returns when it may.
+/// Another backend of a file, one of whose calls has done its work, says so, and returns when it may.
 #[derive(Debug)]
-struct SlowlyCut {
+struct Slow {
     file: Arc<Refusing>,
-    is_cut: Barrier,
+    /// Each cut, or else the first look.
+    is_cut: bool,
+    has_looked: AtomicBool,
+    is_done: Barrier,
     may_return: Barrier,
 }
 
-impl Backend for SlowlyCut {
+impl Slow {
+    fn new(file: Arc<Refusing>, is_cut: bool) -> Arc<Self> {
+        let (is_done, may_return) = (Barrier::new(2), Barrier::new(2));
+        Arc::new(Self { file, is_cut, has_looked: AtomicBool::new(is_cut), is_done, may_return })
+    }
+    fn wait(&self) {
+        self.is_done.wait();
+        self.may_return.wait();
+    }
+}
+
+impl Backend for Slow {
     fn name(&self) -> &'static str {
-        "slowly cut"
+        "slow"
     }
     fn attach(&self, wait_queue: &Arc<WaitQueue>) {
         self.file.attach(wait_queue);
     }
     fn attributes(&self) -> io::Result<Attributes> {
-        Backend::attributes(&*self.file)
+        let found = Backend::attributes(&*self.file);
+        if !self.has_looked.swap(true, Ordering::Relaxed) {
+            self.wait();
+        }
+        found
     }
     fn submit(&self, fills: Vec<Fill>) {
         self.file.submit(fills);
@@ -1122,8 +1140,9 @@ impl Backend for SlowlyCut {
     }
     fn set_size(&self, bytes: u64) -> io::Result<()> {
         let cut = Backend::set_size(&*self.file, bytes);
-        self.is_cut.wait();
-        self.may_return.wait();
+        if self.is_cut {
+            self.wait();
+        }
         cut
     }
 }
@@ -1134,15 +1153,14 @@ impl Backend for SlowlyCut {
 fn an_open_that_empties_cuts_no_byte_that_was_written_after_its_cut() {
     let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
     let first = Refusing::new(content(3 * PAGE));
-    let (is_cut, may_return) = (Barrier::new(2), Barrier::new(2));
-    let slow = Arc::new(SlowlyCut { file: first.beside(false), is_cut, may_return });
+    let slow = Slow::new(first.beside(false), true);
     let has_written = AtomicBool::new(false);
     thread::scope(|scope| {
         let emptier = scope.spawn(|| {
             let emptying = *OpenOptions::new().write(true).truncate(true);
             cache.open_backend_with(Arc::clone(&slow) as _, &emptying).unwrap().len()
         });
-        slow.is_cut.wait();
+        slow.is_done.wait();
         let writer = scope.spawn(|| {
             let second = first.beside(false);
             let file = cache.open_backend_with(second as _, OpenOptions::new().write(true)).unwrap();
@@ -1163,6 +1181,35 @@ fn an_open_that_empties_cuts_no_byte_that_was_written_after_its_cut() {
         emptier.join().unwrap();
     });
     assert_eq!(first.now(), b"bytes of B");
+    cache.check().unwrap();
+}
+
+/// 1 A opens a file to append, and has looked at it. 2 B opens it, appends, syncs and closes, and the cache forgets the
+/// file. 3 A goes on: it took the file for as long as before, and wrote over B's bytes.
+#[test]
+fn an_open_that_was_slow_appends_behind_the_bytes_of_a_file_that_was_forgotten() {
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).idle_files_max(0).build().unwrap();
+    let first = Refusing::new(b"old, ".to_vec());
+    let slow = Slow::new(first.beside(false), false);
+    let append = |backend: Arc<dyn Backend>, bytes: &[u8]| {
+        let file = cache.open_backend_with(backend, OpenOptions::new().write(true)).unwrap();
+        file.append(bytes).unwrap();
+        file.sync_all().unwrap();
+    };
+    thread::scope(|scope| {
+        let appender = scope.spawn(|| append(Arc::clone(&slow) as _, b"and A's"));
+        slow.is_done.wait();
+        let second = first.beside(false);
+        append(Arc::clone(&second) as _, b"B's ");
+        let begun = Instant::now();
+        while Arc::strong_count(&second) > 1 && begun.elapsed() < Duration::from_secs(60) {
+            thread::sleep(Duration::from_millis(1));
+        }
+        slow.may_return.wait();
+        appender.join().unwrap();
+        assert_eq!(Arc::strong_count(&second), 1, "the file is known still");
+    });
+    assert_eq!(first.now(), b"old, B's and A's");
     cache.check().unwrap();
 }
 

@@ -815,6 +815,22 @@ fn a_device_that_panics_does_not_keep_the_background_from_other_files() {
     wait_until("its own next try", || files[0].dirty() == 0);
 }
 
+#[test]
+fn a_device_that_panics_keeps_no_other_file_from_the_end_of_the_cache() {
+    let stage = Stage::new(by_hand());
+    let bytes = memory(64);
+    let bad = RecordingBackend::new(memory(64));
+    bad.before_flush(|| panic!("this device panics once"));
+    let files = [
+        stage.open(1, Arc::clone(&bad) as Arc<dyn Backend>),
+        stage.open(2, Arc::clone(&bytes) as Arc<dyn Backend>),
+    ];
+    stage.writeback.close();
+    files.iter().for_each(|file| file.write(0..4, 1));
+    assert_eq!(stage.writeback.write_out_all(), 0, "it is tried once more");
+    assert!((0..4).all(|page| generation_in(&bytes_of(&bytes), page) == Some(1)));
+}
+
 /// The last that is done for a file is not left to a flush that began before.
 #[test]
 fn a_flush_that_fails_when_the_cache_ends_is_tried_once_more() {

@@ -12,8 +12,8 @@
 //! known by its mount, identity and version; or forgotten, where these are not conclusive. One whose file was removed
 //! goes soon, to free its space: each open, and each end of a handle, checks some of them. One that was written stays
 //! until its dirty pages are written back, and durable: a sync of the cache promises that of closed files, too. If too
-//! many wait for a sync, the end of a handle syncs the oldest. One that has no name any more needs no sync. Files are
-//! closed, and mappings removed, with the table's lock released: both may wait for a file system
+//! many of a device wait for a sync, the end of a handle syncs some of them. One that has no name any more needs no
+//! sync. Files are closed, and mappings removed, with the table's lock released: both may wait for a file system
 //! ([`DeferredRelease`]).
 //!
 //! Invariants:
@@ -32,7 +32,7 @@ use crate::error::{Repr, Result};
 use crate::filemap::Filemap;
 use crate::mapping::{Mapping, NewMapping};
 use crate::sync::{LockWait, contained};
-use crate::units::{FileId, MappingId, PAGE_SIZE, PageIndex, PoolNumber};
+use crate::units::{FileId, MappingId, Millis, PAGE_SIZE, PageIndex, PoolNumber};
 use crate::xarray::INDICES_MAX;
 
 use super::coherence::{Coherence, CoherenceState, ObservedTimes};
@@ -52,12 +52,14 @@ const RELEASE_MAX: Duration = Duration::from_millis(500);
 /// Files that one end of a handle syncs at most, if too many wait for that. The first waits for a journal, and the
 /// others were mostly in the same transaction.
 const SYNCED_MAX: usize = 64;
+/// Files that one end of a handle looks at at most, to find these.
+const LOOKED_FOR_SYNC: usize = 1024;
+
 #[derive(Debug, Default)]
 pub(super) struct FileTable {
     files: HashMap<Identity, KnownFile>,
     idle: BTreeMap<u64, Identity>,
-    /// Those of them that had something to be written or synced when they were looked at last.
-    unsettled: BTreeSet<u64>,
+    unsettled: Unsettled,
     idle_clock: u64,
     /// The idle mapping from which on the next check for removed files goes.
     looked_from: u64,
@@ -69,6 +71,55 @@ pub(super) struct FileTable {
     closing: Vec<ParkedBackend>,
     /// Idle mappings that are forgotten soon: since when they are idle, by the table's clock and by the system's.
     lingering: Vec<(u64, Instant)>,
+}
+
+/// Idle files that had something to be written or synced when they were looked at last, by device, since one may hang.
+#[derive(Debug, Default)]
+struct Unsettled {
+    devices: HashMap<u64, UnsettledFiles>,
+    /// How many there are.
+    files: usize,
+}
+
+/// Those of one device, by the time since when they are idle.
+#[derive(Debug, Default)]
+struct UnsettledFiles {
+    since: BTreeSet<u64>,
+    /// Where the next look for files to sync begins: those before were looked at.
+    looked_to: u64,
+}
+
+impl Unsettled {
+    fn insert(&mut self, device: u64, since: u64) {
+        self.files += usize::from(self.devices.entry(device).or_default().since.insert(since));
+    }
+    fn remove(&mut self, device: u64, since: u64) {
+        let Some(files) = self.devices.get_mut(&device) else { return };
+        self.files -= usize::from(files.since.remove(&since));
+        if files.since.is_empty() {
+            self.devices.remove(&device);
+        }
+    }
+    fn has(&self, device: u64, since: u64) -> bool {
+        self.devices.get(&device).is_some_and(|files| files.since.contains(&since))
+    }
+    fn of_device(&self, device: u64) -> usize {
+        self.devices.get(&device).map_or(0, |files| files.since.len())
+    }
+    fn iter(&self) -> impl Iterator<Item = &u64> {
+        self.devices.values().flat_map(|files| &files.since)
+    }
+    /// Some of a device, each call others, until it has come round.
+    fn next_of(&mut self, device: u64) -> Vec<u64> {
+        let Some(files) = self.devices.get_mut(&device) else { return Vec::new() };
+        let (before, behind) = (files.since.range(..files.looked_to), files.since.range(files.looked_to..));
+        behind.chain(before).copied().take(LOOKED_FOR_SYNC).collect()
+    }
+    fn note_looked_to(&mut self, device: u64, since: u64) {
+        if let Some(files) = self.devices.get_mut(&device) {
+            files.looked_to = since + 1;
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -191,7 +242,7 @@ impl CacheInner {
             }
             if let Some(since) = known.idle_since.take() {
                 table.idle.remove(&since);
-                table.unsettled.remove(&since);
+                table.unsettled.remove(attributes.identity.shared_device(), since);
             }
             return Some(MappingLookup::Known(mapping, watch));
         }
@@ -238,7 +289,9 @@ impl CacheInner {
                 table.park(since, told, KeepOpen::May, &mut gone);
             }
             // Of its own device, since another may hang.
-            unsynced = table.bound_idle(self.idle_files_max, identity.shared_device(), &mut gone);
+            let now = self.filemap.supply.writeback.now();
+            let bound = IdleBound { files_max: self.idle_files_max, device: identity.shared_device(), now };
+            unsynced = table.bound_idle(bound, &mut gone);
         }
         drop(table);
         if is_idle && mapping.writeback().dirty_pages().dirty() > 0 {
@@ -408,34 +461,35 @@ impl FileTable {
         now
     }
 
-    /// Forgets the oldest that have nothing to be written or synced, until `idle_max` of these are left. The others
-    /// stay, however many they are; if they are more than `idle_max`, too, returns some of that device that only have
-    /// to be synced, and since when they are idle.
-    fn bound_idle(
-        &mut self,
-        idle_max: usize,
-        device: u64,
-        gone: &mut DeferredRelease,
-    ) -> Vec<(u64, Arc<Mapping>)> {
-        while self.idle.len() - self.unsettled.len() > idle_max {
-            let settled = self.idle.keys().find(|&since| !self.unsettled.contains(since));
-            let Some(&since) = settled else { break };
+    /// Forgets the oldest that have nothing to be written or synced, until so many of these are left. The others stay,
+    /// however many they are; if those of the device are more, too, returns some that only have to be synced, and since
+    /// when they are idle. One whose writing failed a moment ago is left alone, as the background does.
+    fn bound_idle(&mut self, bound: IdleBound, gone: &mut DeferredRelease) -> Vec<(u64, Arc<Mapping>)> {
+        let IdleBound { files_max, device, now } = bound;
+        while self.idle.len() - self.unsettled.files > files_max {
+            let is_settled =
+                |&(&since, of): &(&u64, &Identity)| !self.unsettled.has(of.shared_device(), since);
+            let Some((&since, _)) = self.idle.iter().find(is_settled) else { break };
             // A sync that failed has made pages dirty again.
             if self.settle(since) {
                 self.forget_into(since, gone);
             }
         }
-        if self.unsettled.len() <= idle_max {
-            return Vec::new();
-        }
-        let is_of_device = |since: &u64| self.idle[since].shared_device() == device;
-        let oldest: Vec<u64> = self.unsettled.iter().copied().filter(is_of_device).take(SYNCED_MAX).collect();
         let mut unsynced = Vec::new();
-        for since in oldest {
+        if self.unsettled.of_device(device) <= files_max {
+            return unsynced;
+        }
+        for since in self.unsettled.next_of(device) {
+            if unsynced.len() == SYNCED_MAX {
+                break;
+            }
+            self.unsettled.note_looked_to(device, since);
             let mapping = &self.files[&self.idle[&since]].mapping;
             if mapping.has_nothing_to_sync() {
                 self.forget_into(since, gone);
-            } else if mapping.has_nothing_to_write() {
+            } else if mapping.writeback().paused_until().is_none_or(|until| until <= now)
+                && mapping.has_nothing_to_write()
+            {
                 unsynced.push((since, Arc::clone(mapping)));
             }
         }
@@ -444,12 +498,14 @@ impl FileTable {
 
     /// Looks whether a file that is idle since then has nothing to be written or synced.
     fn settle(&mut self, since: u64) -> bool {
-        let is_settled = self.files[&self.idle[&since]].mapping.has_nothing_to_sync();
+        let identity = &self.idle[&since];
+        let is_settled = self.files[identity].mapping.has_nothing_to_sync();
+        let device = identity.shared_device();
         if is_settled {
-            self.unsettled.remove(&since)
+            self.unsettled.remove(device, since);
         } else {
-            self.unsettled.insert(since)
-        };
+            self.unsettled.insert(device, since);
+        }
         is_settled
     }
 
@@ -519,12 +575,21 @@ impl FileTable {
 
     fn forget(&mut self, since: u64) -> Option<Arc<Mapping>> {
         let identity = self.idle.remove(&since)?;
-        self.unsettled.remove(&since);
+        self.unsettled.remove(identity.shared_device(), since);
         let mapping = self.files.remove(&identity).map(|known| known.mapping)?;
         let errors = mapping.writeback().errors();
         self.untold_error = errors.check_and_advance(&errors.sample()).or(self.untold_error);
         Some(mapping)
     }
+}
+
+/// How many files may be idle, at the end of a handle.
+#[derive(Clone, Copy)]
+struct IdleBound {
+    files_max: usize,
+    /// That of the handle's file.
+    device: u64,
+    now: Millis,
 }
 
 /// Waits for a released file to be closed, [`CLOSING_MAX`] at most, and reaps.

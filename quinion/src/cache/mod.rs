@@ -25,6 +25,7 @@
 
 use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
@@ -263,6 +264,16 @@ impl Cache {
         let pool = pool.cloned();
         let handle =
             Handle { shared, mapping, pool, watch, access, cursor, path: None, lock: OnceLock::new() };
+        let attributes = match &turn {
+            // Asked anew: when it was asked before, the file may have been another handle's, which has written it and
+            // was forgotten. From here on it is written by none.
+            Some(_) => {
+                let now = backend.attributes().map_err(Repr::Attributes)?;
+                handle.shared.filemap.renew(&handle.mapping, &now)?;
+                now
+            }
+            None => attributes,
+        };
         handle.watch.enter(access, &attributes)?;
         let file = File::new(Arc::new(handle));
         file.set_uncached(options.is_uncached())?;
@@ -361,11 +372,16 @@ impl Cache {
             let cursor = mapping.writeback().errors().sample();
             let pages = PageIndex(0)..PageIndex(INDICES_MAX);
             let range = SyncRange { kind: SyncKind::All, pages: &pages };
-            let synced = self.shared.filemap.supply.writeback.sync(&mapping, range, &cursor);
-            synced.map_err(|failed| Error::from(Repr::Sync { source: Box::new(failed) }))
+            let sync = || self.shared.filemap.supply.writeback.sync(&mapping, range, &cursor);
+            catch_unwind(AssertUnwindSafe(sync))
         });
-        // All are tried before the first error is returned.
-        let mut all: Vec<Result<()>> = synced.collect();
+        // All are tried before the first error is returned, or a backend's panic goes on.
+        let tried: Vec<_> = synced.collect();
+        let mut all: Vec<Result<()>> = Vec::with_capacity(tried.len());
+        for synced in tried {
+            let synced = synced.unwrap_or_else(|panic| resume_unwind(panic));
+            all.push(synced.map_err(|failed| Repr::Sync { source: Box::new(failed) }.into()));
+        }
         all.extend(self.shared.untold_error().map(|errno| {
             let error = std::io::Error::from_raw_os_error(errno);
             Err(Error::from(Repr::Sync { source: Box::new(SyncFailed { error, lost_pages: 0 }) }))

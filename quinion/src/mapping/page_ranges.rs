@@ -8,7 +8,8 @@
 //! ```
 //!
 //! Once there are too many ranges, it may also contain pages that were never inserted. Its users therefore only do
-//! things that are harmless for a page too many, such as syncing it again.
+//! things that no byte of this cache is lost by for a page too many: sync it again, or write a cached page again after
+//! a sync that failed. (If another program has changed that page of the file meanwhile, its bytes go.)
 //!
 //! Invariants:
 //!  1. Ranges are not empty, do not touch, and stand in rising order.

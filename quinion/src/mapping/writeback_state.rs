@@ -328,8 +328,8 @@ impl WritebackState {
         self.account().cuts += 1;
     }
 
-    /// Whether syncs have covered all flushes that have ended, and all cuts; or it was told that they failed. For the
-    /// holder of the tree lock that is exact.
+    /// Whether syncs that went well have covered all flushes that have ended, and all cuts. For the holder of the tree
+    /// lock that is exact.
     pub fn is_durable(&self) -> bool {
         let account = self.account();
         let is_synced = account.unsynced.is_empty() && account.cuts == account.synced_cuts;
@@ -474,11 +474,10 @@ impl WritebackState {
     ) -> PageRanges {
         let mut account = self.account();
         account.syncs.is_under_way = false;
-        // Also if it failed: that is told, and no page has to be written again for it.
-        if pages.start == PageIndex(0) && pages.end.0 >= pages_of_bytes(FILE_BYTES_MAX) {
-            account.synced_cuts = account.syncs.cuts_before;
-        }
         let Some(errno) = failed else {
+            if pages.start == PageIndex(0) && pages.end.0 >= pages_of_bytes(FILE_BYTES_MAX) {
+                account.synced_cuts = account.syncs.cuts_before;
+            }
             let number = account.syncs.begun - 1;
             account.syncs.done = Some((number, kind, pages.start.0..pages.end.0));
             return PageRanges::new();

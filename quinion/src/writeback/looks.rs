@@ -156,7 +156,8 @@ impl LookTurn {
     /// Looks, and keeps neither the cache nor the mapping meanwhile. Returns them, if there still are any.
     fn look(&self, writer: Arc<dyn Backend>) -> Option<(Arc<Writeback>, Arc<Mapping>)> {
         // Asked for now: the call may have waited for its thread.
-        let before = match self.mapping.upgrade()?.look_before_flush(LockWait::Try) {
+        let due = self.mapping.upgrade()?.look_before_flush(LockWait::Try); // ends here: the look may hang
+        let before = match due {
             DueBeforeFlush::Look(due) => Some((due, attributes_of(&*writer))),
             DueBeforeFlush::Nothing => None,
             DueBeforeFlush::Busy => return None, // a later round comes again

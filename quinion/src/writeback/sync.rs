@@ -42,7 +42,7 @@ use crate::errseq::ErrorCursor;
 use crate::mapping::writeback_state::{BegunSync, Commit, Failures, FlushNumber, SyncRange};
 use crate::mapping::{Mapping, TakeEnd, TakeFilter};
 use crate::stats::Count;
-use crate::sync::LockWait;
+use crate::sync::{LockWait, contained};
 use crate::units::{PageIndex, pages_of_bytes};
 
 use super::Writeback;
@@ -198,10 +198,11 @@ impl Writeback {
     fn write_out_files(&self, files: &[Arc<Mapping>]) -> u64 {
         let mut failed = 0;
         for mapping in files {
+            // A backend that panics has failed, and keeps no other file from being written.
+            let write_out = || contained(|| self.write_out(mapping).is_ok()) == Some(true);
             // A flush of the background that failed was not this call's attempt: it is now.
-            let is_written =
-                self.write_out(mapping).is_ok() && mapping.writeback().dirty_pages().dirty() == 0;
-            failed += u64::from(!is_written && self.write_out(mapping).is_err());
+            let is_written = write_out() && mapping.writeback().dirty_pages().dirty() == 0;
+            failed += u64::from(!is_written && !write_out());
             self.counters.add(Count::LostPages, mapping.writeback().dirty_pages().dirty());
         }
         failed

@@ -19,7 +19,7 @@ use proptest::prelude::*;
 use quinion::backend::{
     Attributes, Backend, Fill, Flush, MemoryFile, ReapMode, ReapOutcome, SyncKind, WaitQueue,
 };
-use quinion::{Cache, ErrorKind, File, OnPinned, OpenOptions, ReadOptions};
+use quinion::{Cache, Coherence, ErrorKind, File, OnPinned, OpenOptions, ReadOptions, WritebackOptions};
 use quinion_testing::content::Dice;
 use quinion_testing::doubles::{Faults, SimulatedBackend};
 
@@ -1188,7 +1188,10 @@ fn an_open_that_empties_cuts_no_byte_that_was_written_after_its_cut() {
 /// file. 3 A goes on: it took the file for as long as before, and wrote over B's bytes.
 #[test]
 fn an_open_that_was_slow_appends_behind_the_bytes_of_a_file_that_was_forgotten() {
-    let cache = Cache::builder().memory(Cache::MEMORY_MIN).idle_files_max(0).build().unwrap();
+    // The background has a file in its list until it looks there.
+    let options = WritebackOptions::new().interval(Duration::from_millis(10));
+    let builder = Cache::builder().memory(Cache::MEMORY_MIN).idle_files_max(0);
+    let cache = builder.writeback(options).build().unwrap();
     let first = Refusing::new(b"old, ".to_vec());
     let slow = Slow::new(first.beside(false), false);
     let append = |backend: Arc<dyn Backend>, bytes: &[u8]| {
@@ -1200,17 +1203,55 @@ fn an_open_that_was_slow_appends_behind_the_bytes_of_a_file_that_was_forgotten()
         let appender = scope.spawn(|| append(Arc::clone(&slow) as _, b"and A's"));
         slow.is_done.wait();
         let second = first.beside(false);
-        append(Arc::clone(&second) as _, b"B's ");
+        let appended = catch_unwind(AssertUnwindSafe(|| append(Arc::clone(&second) as _, b"B's ")));
         let begun = Instant::now();
         while Arc::strong_count(&second) > 1 && begun.elapsed() < Duration::from_secs(60) {
             thread::sleep(Duration::from_millis(1));
         }
         slow.may_return.wait();
         appender.join().unwrap();
+        assert!(appended.is_ok());
         assert_eq!(Arc::strong_count(&second), 1, "the file is known still");
     });
     assert_eq!(first.now(), b"old, B's and A's");
     cache.check().unwrap();
+}
+
+/// A file whose looks fail after the first.
+#[derive(Debug)]
+struct LookedAtOnce {
+    file: MemoryFile,
+    has_looked: AtomicBool,
+}
+
+impl Backend for LookedAtOnce {
+    fn name(&self) -> &'static str {
+        "looked at once"
+    }
+    fn attributes(&self) -> io::Result<Attributes> {
+        if self.has_looked.swap(true, Ordering::Relaxed) {
+            return Err(io::Error::from_raw_os_error(5));
+        }
+        self.file.attributes()
+    }
+    fn submit(&self, fills: Vec<Fill>) {
+        self.file.submit(fills);
+    }
+}
+
+/// The open that makes a mapping looks twice. If the second fails, whatever the handle was to be, nothing of it stays.
+#[test]
+fn an_open_whose_second_look_fails_leaves_nothing() {
+    let every = Coherence::CheckEvery(Duration::ZERO);
+    for coherence in [Coherence::Check, every, Coherence::Lease, Coherence::Immutable] {
+        let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
+        let file = MemoryFile::new(content(PAGE));
+        let device = Arc::new(LookedAtOnce { file, has_looked: AtomicBool::new(false) });
+        let options = *OpenOptions::new().coherence(coherence);
+        let error = cache.open_backend_with(Arc::clone(&device) as _, &options).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(5), "{coherence:?}: {error}");
+        assert_eq!(Arc::strong_count(&device), 1, "{coherence:?}");
+    }
 }
 
 /// An open that waits for another that empties the file, and fails, empties it itself, or reads it as it was.

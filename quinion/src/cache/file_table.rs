@@ -53,12 +53,14 @@ const RELEASE_MAX: Duration = Duration::from_millis(500);
 /// others were mostly in the same transaction.
 const SYNCED_MAX: usize = 64;
 /// Files that one end of a handle looks at at most, to find these.
-const LOOKED_FOR_SYNC: usize = 1024;
+const LOOKED_FOR_SYNC: usize = 256;
 
 #[derive(Debug, Default)]
 pub(super) struct FileTable {
     files: HashMap<Identity, KnownFile>,
     idle: BTreeMap<u64, Identity>,
+    /// Those of them that had nothing to be written or synced when they were looked at last.
+    settled: BTreeSet<u64>,
     unsettled: Unsettled,
     idle_clock: u64,
     /// The idle mapping from which on the next check for removed files goes.
@@ -73,7 +75,7 @@ pub(super) struct FileTable {
     lingering: Vec<(u64, Instant)>,
 }
 
-/// Idle files that had something to be written or synced when they were looked at last, by device, since one may hang.
+/// The other idle files, by device, since one may hang.
 #[derive(Debug, Default)]
 struct Unsettled {
     devices: HashMap<u64, UnsettledFiles>,
@@ -99,9 +101,6 @@ impl Unsettled {
         if files.since.is_empty() {
             self.devices.remove(&device);
         }
-    }
-    fn has(&self, device: u64, since: u64) -> bool {
-        self.devices.get(&device).is_some_and(|files| files.since.contains(&since))
     }
     fn of_device(&self, device: u64) -> usize {
         self.devices.get(&device).map_or(0, |files| files.since.len())
@@ -242,6 +241,7 @@ impl CacheInner {
             }
             if let Some(since) = known.idle_since.take() {
                 table.idle.remove(&since);
+                table.settled.remove(&since);
                 table.unsettled.remove(attributes.identity.shared_device(), since);
             }
             return Some(MappingLookup::Known(mapping, watch));
@@ -335,6 +335,12 @@ impl CacheInner {
         for mapping in mappings.into_iter().filter(|mapping| mapping.has_nothing_to_write()) {
             contained(|| self.filemap.supply.writeback.make_flushed_durable(&mapping));
         }
+    }
+
+    /// An error that [`CacheInner::untold_error`] is to tell, if there is one.
+    pub(super) fn keep_untold(&self, error: Option<i32>) {
+        let mut table = self.table.lock();
+        table.untold_error = error.or(table.untold_error);
     }
 
     /// The last error of writing to a file that was forgotten before a handle was told.
@@ -462,23 +468,23 @@ impl FileTable {
     }
 
     /// Forgets the oldest that have nothing to be written or synced, until so many of these are left. The others stay,
-    /// however many they are; if those of the device are more, too, returns some that only have to be synced, and since
-    /// when they are idle. One whose writing failed a moment ago is left alone, as the background does.
+    /// however many they are. If they are more, too, those of the device are looked at, some at a time; and if these are
+    /// more, some are returned that only have to be synced, and since when they are idle. One whose writing failed a
+    /// moment ago is left alone, as the background does.
     fn bound_idle(&mut self, bound: IdleBound, gone: &mut DeferredRelease) -> Vec<(u64, Arc<Mapping>)> {
         let IdleBound { files_max, device, now } = bound;
-        while self.idle.len() - self.unsettled.files > files_max {
-            let is_settled =
-                |&(&since, of): &(&u64, &Identity)| !self.unsettled.has(of.shared_device(), since);
-            let Some((&since, _)) = self.idle.iter().find(is_settled) else { break };
+        while self.settled.len() > files_max {
+            let Some(&since) = self.settled.first() else { break };
             // A sync that failed has made pages dirty again.
             if self.settle(since) {
                 self.forget_into(since, gone);
             }
         }
         let mut unsynced = Vec::new();
-        if self.unsettled.of_device(device) <= files_max {
+        if self.unsettled.files <= files_max {
             return unsynced;
         }
+        let are_many = self.unsettled.of_device(device) > files_max;
         for since in self.unsettled.next_of(device) {
             if unsynced.len() == SYNCED_MAX {
                 break;
@@ -487,7 +493,8 @@ impl FileTable {
             let mapping = &self.files[&self.idle[&since]].mapping;
             if mapping.has_nothing_to_sync() {
                 self.forget_into(since, gone);
-            } else if mapping.writeback().paused_until().is_none_or(|until| until <= now)
+            } else if are_many
+                && mapping.writeback().paused_until().is_none_or(|until| until <= now)
                 && mapping.has_nothing_to_write()
             {
                 unsynced.push((since, Arc::clone(mapping)));
@@ -503,7 +510,9 @@ impl FileTable {
         let device = identity.shared_device();
         if is_settled {
             self.unsettled.remove(device, since);
+            self.settled.insert(since);
         } else {
+            self.settled.remove(&since);
             self.unsettled.insert(device, since);
         }
         is_settled
@@ -575,6 +584,7 @@ impl FileTable {
 
     fn forget(&mut self, since: u64) -> Option<Arc<Mapping>> {
         let identity = self.idle.remove(&since)?;
+        self.settled.remove(&since);
         self.unsettled.remove(identity.shared_device(), since);
         let mapping = self.files.remove(&identity).map(|known| known.mapping)?;
         let errors = mapping.writeback().errors();

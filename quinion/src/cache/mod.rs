@@ -264,17 +264,13 @@ impl Cache {
         let pool = pool.cloned();
         let handle =
             Handle { shared, mapping, pool, watch, access, cursor, path: None, lock: OnceLock::new() };
-        let attributes = match &turn {
-            // Asked anew: when it was asked before, the file may have been another handle's, which has written it and
-            // was forgotten. From here on it is written by none.
-            Some(_) => {
-                let now = backend.attributes().map_err(Repr::Attributes)?;
-                handle.shared.filemap.renew(&handle.mapping, &now)?;
-                now
-            }
-            None => attributes,
-        };
         handle.watch.enter(access, &attributes)?;
+        if turn.is_some() && handle.mapping.renewals() == 0 {
+            // Looked at anew: when it was before, another handle may have had the file, which has written it and was
+            // forgotten. In this turn no other handle writes it.
+            let now = backend.attributes().map_err(Repr::Attributes)?;
+            handle.shared.filemap.renew(&handle.mapping, &now)?;
+        }
         let file = File::new(Arc::new(handle));
         file.set_uncached(options.is_uncached())?;
         if options.empties() && !file.is_empty() && backend.can_grow() {
@@ -376,17 +372,23 @@ impl Cache {
             catch_unwind(AssertUnwindSafe(sync))
         });
         // All are tried before the first error is returned, or a backend's panic goes on.
-        let tried: Vec<_> = synced.collect();
-        let mut all: Vec<Result<()>> = Vec::with_capacity(tried.len());
-        for synced in tried {
-            let synced = synced.unwrap_or_else(|panic| resume_unwind(panic));
-            all.push(synced.map_err(|failed| Repr::Sync { source: Box::new(failed) }.into()));
+        let (mut failed, mut panics) = (None, Vec::new());
+        for tried in synced.collect::<Vec<_>>() {
+            match tried {
+                Ok(synced) => failed = failed.or(synced.err()),
+                Err(panic) => panics.push(panic),
+            }
         }
-        all.extend(self.shared.untold_error().map(|errno| {
-            let error = std::io::Error::from_raw_os_error(errno);
-            Err(Error::from(Repr::Sync { source: Box::new(SyncFailed { error, lost_pages: 0 }) }))
-        }));
-        all.into_iter().collect()
+        if let Some(panic) = panics.pop() {
+            std::mem::forget(panics); // their drops are foreign code
+            self.shared.keep_untold(failed.and_then(|failed| failed.error.raw_os_error()));
+            resume_unwind(panic);
+        }
+        let untold = || self.shared.untold_error().map(std::io::Error::from_raw_os_error);
+        match failed.or_else(|| untold().map(|error| SyncFailed { error, lost_pages: 0 })) {
+            Some(failed) => Err(Repr::Sync { source: Box::new(failed) }.into()),
+            None => Ok(()),
+        }
     }
 
     /// Ends this handle of the cache, and returns whether all writes are durable, which dropping it does not. The cache

@@ -582,8 +582,8 @@ fn files_that_cannot_be_synced_hold_up_no_others() {
     assert!(files.iter().all(ClosedFile::is_durable));
 }
 
-/// The device takes no page of the oldest files. Their pages stay dirty, and at the end of each handle the same ones were
-/// looked at: those behind them were never synced, and so never closed.
+/// The device takes no page of the oldest files. Their pages stay dirty, and at the end of each handle the same ones
+/// were looked at: those behind them were never synced, and so never closed.
 #[test]
 fn files_that_cannot_be_written_hold_up_no_others() {
     let cache = Cache::builder().memory(Cache::MEMORY_MIN).idle_files_max(4).build().unwrap();

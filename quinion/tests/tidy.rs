@@ -299,7 +299,7 @@ struct Package {
 
 /// The packages, with their recorded counts, to be lowered when one falls.
 const PACKAGES: [Package; 20] = [
-    Package { root: "quinion/src/", known: Ratchet { many: 68, tuples: 0 }, comments_max: 19 },
+    Package { root: "quinion/src/", known: Ratchet { many: 66, tuples: 0 }, comments_max: 19 },
     Package { root: "owner/src/", known: Ratchet { many: 3, tuples: 0 }, comments_max: 17 },
     Package { root: "disk/src/", known: Ratchet { many: 1, tuples: 0 }, comments_max: 15 },
     Package { root: "faces/capi/src/", known: Ratchet { many: 1, tuples: 0 }, comments_max: 25 },
@@ -316,7 +316,7 @@ const PACKAGES: [Package; 20] = [
     Package { root: "size/src/", known: Ratchet { many: 0, tuples: 0 }, comments_max: 11 },
     Package { root: "testing/src/", known: Ratchet { many: 0, tuples: 0 }, comments_max: 13 },
     Package { root: "testing/s3/src/", known: Ratchet { many: 0, tuples: 0 }, comments_max: 15 },
-    Package { root: "view/src/", known: Ratchet { many: 16, tuples: 4 }, comments_max: 26 },
+    Package { root: "view/src/", known: Ratchet { many: 11, tuples: 4 }, comments_max: 26 },
     Package { root: "vm/src/", known: Ratchet { many: 0, tuples: 0 }, comments_max: 16 },
     Package { root: "xtask/src/", known: Ratchet { many: 0, tuples: 0 }, comments_max: 9 },
 ];

@@ -122,8 +122,8 @@ impl Builder {
     /// How many files without open handles keep their pages, and a descriptor each, or up to three if they were
     /// written: for writing, too, so that other processes get no lease on them. A removed one, on a local file
     /// system, is released a few opens and closes later. Files with unwritten pages stay beside them, however many they
-    /// are, and so do files that were written and not synced: once those of a device are more than that, too, the end of
-    /// a handle there syncs some. The default is 1024, or a quarter of the descriptors this process may have.
+    /// are, and so do files that were written and not synced: once those of a device are more than that, too, the end
+    /// of a handle there syncs some. The default is 1024, or a quarter of the descriptors this process may have.
     #[must_use]
     pub fn idle_files_max(mut self, files: usize) -> Self {
         self.idle_files_max = files;

@@ -468,9 +468,9 @@ impl FileTable {
     }
 
     /// Forgets the oldest that have nothing to be written or synced, until so many of these are left. The others stay,
-    /// however many they are. If they are more, too, those of the device are looked at, some at a time; and if these are
-    /// more, some are returned that only have to be synced, and since when they are idle. One whose writing failed a
-    /// moment ago is left alone, as the background does.
+    /// however many they are. If they are more, too, those of the device are looked at, some at a time; and if these
+    /// are more, some are returned that only have to be synced, and since when they are idle. One whose writing failed
+    /// a moment ago is left alone, as the background does.
     fn bound_idle(&mut self, bound: IdleBound, gone: &mut DeferredRelease) -> Vec<(u64, Arc<Mapping>)> {
         let IdleBound { files_max, device, now } = bound;
         while self.settled.len() > files_max {

@@ -51,6 +51,11 @@ fn take(
     arena.alloc_runs(AllocRequest { gaps: &gaps, fit, amount, locks }, runs)
 }
 
+fn take_less(arena: &Arena, gap: Gap, fit: FrameAlignment, runs: &mut Vec<FrameRun>) -> u32 {
+    let (amount, locks) = (AllocAmount::Less, LockWait::Wait);
+    arena.alloc_runs(AllocRequest { gaps: &[gap], fit, amount, locks }, runs)
+}
+
 fn drain(arena: &Arena, order: Order) -> Vec<(Frame, Order)> {
     std::iter::from_fn(|| arena.alloc(order)).map(|frame| (frame, order)).collect()
 }
@@ -549,10 +554,8 @@ proptest! {
                 Op::Runs(pages) => {
                     // An odd place, and a shift: no frame more than are wanted is lost.
                     let (first, mut new) = (PageIndex(u64::from(pages) * 7), Vec::new());
-                    let gaps = [Gap { first, pages }];
                     let fit = FrameAlignment { runs: FrameStock::ANY, align: Order((pages % 10) as u8) };
-                    let (amount, locks) = (AllocAmount::Less, LockWait::Wait);
-                    let got = arena.alloc_runs(AllocRequest { gaps: &gaps, fit, amount, locks }, &mut new);
+                    let got = take_less(&arena, Gap { first, pages }, fit, &mut new);
                     prop_assert_eq!(pages_of(&new), got);
                     prop_assert!(got == pages || arena.stats().free_pages == 0);
                     prop_assert_eq!(check_places(first, fit.align, &new), Ok(()));

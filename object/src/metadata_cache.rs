@@ -29,11 +29,13 @@ use object_store::{
 
 use crate::options::Freshness;
 
+/// Unless [`MetadataCache::with_max`] says otherwise.
 const KNOWN_MAX: usize = 4096;
 
 /// Handles of objects, by their paths.
 pub struct MetadataCache<H> {
     freshness: Freshness,
+    known_max: usize,
     state: Mutex<State<H>>,
 }
 
@@ -72,7 +74,14 @@ impl<H> fmt::Debug for MetadataCache<H> {
 impl<H: Clone> MetadataCache<H> {
     /// Nothing is known.
     pub fn new(freshness: Freshness) -> Self {
-        Self { freshness, state: Mutex::new(State { objects: HashMap::new(), writes: 0 }) }
+        let state = Mutex::new(State { objects: HashMap::new(), writes: 0 });
+        Self { freshness, known_max: KNOWN_MAX, state }
+    }
+
+    /// With as many handles at most.
+    #[must_use]
+    pub fn with_max(self, known_max: usize) -> Self {
+        Self { known_max, ..self }
     }
 
     /// How long known metadata is used without a question.
@@ -113,7 +122,7 @@ impl<H: Clone> MetadataCache<H> {
         if state.writes != writes || !is_newest {
             return;
         }
-        let is_full = state.objects.len() >= KNOWN_MAX && !state.objects.contains_key(path);
+        let is_full = state.objects.len() >= self.known_max && !state.objects.contains_key(path);
         let gone = if is_full { state.take_older_half() } else { Vec::new() };
         let before = state.objects.insert(path.clone(), Entry { handle, asked });
         drop(state);
@@ -147,6 +156,12 @@ impl<H: Clone> MetadataCache<H> {
         drop(gone);
     }
 
+    /// Forgets the objects that were asked for longest ago, the older half of all; whether there was any.
+    pub fn forget_older_half(&self) -> bool {
+        let gone = self.lock().take_older_half();
+        !gone.is_empty()
+    }
+
     /// Forgets the object's metadata and returns it. An answer to a question that was asked before this is not kept.
     pub fn forget(&self, path: &Path) -> Option<H> {
         self.note_write(path)
@@ -156,7 +171,8 @@ impl<H: Clone> MetadataCache<H> {
 impl<H> State<H> {
     fn take_older_half(&mut self) -> Vec<Entry<H>> {
         let mut times: Vec<_> = self.objects.values().map(|entry| entry.asked).collect();
-        let (_, &mut median, _) = times.select_nth_unstable(KNOWN_MAX / 2);
+        let Some(last) = times.len().checked_sub(1) else { return Vec::new() };
+        let (_, &mut median, _) = times.select_nth_unstable(last / 2);
         self.objects.extract_if(|_, entry| entry.asked <= median).map(|(_, entry)| entry).collect()
     }
 }
@@ -274,5 +290,26 @@ impl<S: NoteWrites> MultipartUpload for Upload<S> {
     }
     async fn abort(&mut self) -> StoreResult<()> {
         self.upload.abort().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn the_older_half_makes_room_for_more_handles_than_may_be() {
+        let known = MetadataCache::new(Freshness::Immutable).with_max(4);
+        let (path, begun) = (|number: u64| Path::from(number.to_string()), Instant::now());
+        for number in 0..5 {
+            let asked = begun + Duration::from_secs(number);
+            known.keep(&path(number), number, Question { asked, writes: 0 });
+        }
+        let kept = || (0..5).filter(|&number| known.handle(&path(number)).is_some()).collect::<Vec<_>>();
+        assert_eq!(kept(), [2, 3, 4]);
+        assert!(known.forget_older_half() && kept() == [4]);
+        assert!(known.forget_older_half() && !known.forget_older_half());
     }
 }

@@ -13,7 +13,8 @@
 //! when none of the threads is free: a store that does not answer may hold them all.
 //!
 //! An object's **known** state is its open handle; [`Freshness`] says for how long, by default not at all. It is kept
-//! and forgotten by the rules of `quinion_object`'s `metadata_cache.rs`.
+//! and forgotten by the rules of `quinion_object`'s `metadata_cache.rs`, and sooner if the process wants the handle for
+//! another file (`connection.rs`).
 //!
 //! When the server has ended, reads go on at the one that listens in its place. Without one, or when it cannot be
 //! asked, a read is an error; or, by [`Failover::Direct`], which waits for none, a GET of the store given. A stream
@@ -28,7 +29,7 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -47,6 +48,7 @@ use quinion_object::internals::{
 };
 
 use crate::client::Client;
+use crate::connection::FileKeeper;
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::ClientFile;
 use crate::ranges::RangeRead;
@@ -60,6 +62,8 @@ const WHOLE_PART_MAX: u64 = 8 << 20;
 const AHEAD_BYTES: u64 = 64 << 20;
 /// As much as a GET brings, unless the server's options say otherwise.
 const STEP_BYTES: u64 = 8 << 20;
+/// A server gives a process twice as many handles.
+const KNOWN_MAX: usize = 2048;
 /// How often a get whose object is replaced each time is tried, before the store given answers.
 const CHANGES_MAX: u32 = 3;
 
@@ -133,7 +137,7 @@ impl ClientStoreBuilder {
         let client = client.with_freshness(Freshness::Always);
         let threads = Threads::new()?;
         let prefix = prefix.trim_end_matches('/').to_owned();
-        let known = MetadataCache::new(freshness);
+        let known = MetadataCache::new(freshness).with_max(KNOWN_MAX);
         let shared = Shared { store, client, prefix, failover, kept_headers, threads, known };
         Ok(ClientStore { shared: Arc::new(shared) })
     }
@@ -198,7 +202,7 @@ impl Shared {
     }
 
     /// The object by its known metadata, if that is fresh and fulfils the conditions, or as the server tells.
-    async fn look(&self, path: &Path, options: &GetOptions) -> Result<LookResult> {
+    async fn look(self: &Arc<Self>, path: &Path, options: &GetOptions) -> Result<LookResult> {
         // First: in a forked child a lock may be one that no thread gives back.
         if self.threads.is_forked() {
             return Err(Error::forked());
@@ -221,6 +225,8 @@ impl Shared {
         let object = KnownObject { meta: meta_of(path, &file), file };
         let is_kept = self.known.freshness() != Freshness::Always;
         if is_kept {
+            let keeper: Weak<Self> = Arc::downgrade(self);
+            object.file.inner.connection.note_keeper(keeper);
             self.known.keep(path, object.clone(), question);
         }
         Ok(LookResult { object, is_kept })
@@ -331,7 +337,11 @@ impl Shared {
         }))
     }
 
-    async fn get_ranges(&self, path: &Path, ranges: &[Range<u64>]) -> StoreResult<ServerAnswer<Vec<Bytes>>> {
+    async fn get_ranges(
+        self: &Arc<Self>,
+        path: &Path,
+        ranges: &[Range<u64>],
+    ) -> StoreResult<ServerAnswer<Vec<Bytes>>> {
         let looked = match self.look(path, &GetOptions::new().with_head(true)).await {
             Ok(looked) => looked,
             Err(error) => return self.after_look(path, error),
@@ -351,6 +361,12 @@ impl Shared {
             Ok(bytes) => Ok(ServerAnswer::Answer(bytes)),
             Err(error) => self.after_read(&looked, error),
         }
+    }
+}
+
+impl FileKeeper for Shared {
+    fn give_up_some(&self) -> bool {
+        self.known.forget_older_half()
     }
 }
 

@@ -13,6 +13,9 @@
 //! the first that finds no room waits, for a second. The rest is told with the next handle given back, or the next
 //! request.
 //!
+//! A process may have so many files open at a server and no more. Stores **keep** files for later calls; an open that
+//! is refused for want of a handle has them give up some, and is asked again.
+//!
 //! Invariants:
 //!  1. Nothing here is touched in a forked child: its memory is not there.
 //!  2. Every wait ends: by the deadline, or some tenths of a second after the server has ended.
@@ -23,7 +26,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -48,6 +51,8 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
 const GIVE_BACK_MAX: Duration = Duration::from_secs(1);
 /// How long a connection may take, other threads' connecting there included.
 pub(crate) const CONNECT_MAX: Duration = Duration::from_secs(20);
+/// How long handles that were given up are waited for: workers of the server take them back, beside those that open.
+const FREED_MAX: Duration = Duration::from_millis(STILL_MILLIS_MAX as u64);
 /// How long a successor is given to answer a reader that does not wait for one.
 const SEEK_MAX: Duration = Duration::from_millis(200);
 /// How long such readers do not look again after that.
@@ -86,6 +91,12 @@ impl Connections {
     }
 }
 
+/// Keeps files open that no call needs just now.
+pub(crate) trait FileKeeper: Send + Sync {
+    /// Gives up some of them; whether there was any.
+    fn give_up_some(&self) -> bool;
+}
+
 #[derive(Debug)]
 pub(crate) struct Connection {
     viewer: Viewer,
@@ -101,6 +112,8 @@ pub(crate) struct Connection {
     sought: Mutex<Option<Instant>>,
     /// The connection that took the place of this one, or a later one still.
     next: Mutex<Option<Arc<Self>>>,
+    /// All that have kept a file of this connection, or of one before it: such a file may have been opened again here.
+    keepers: Mutex<Vec<Weak<dyn FileKeeper>>>,
     /// For callers that must not block, and for GETs without a server; made when they are needed.
     threads: OnceLock<Threads>,
 }
@@ -186,6 +199,7 @@ impl Connection {
             dead_since: OnceLock::new(),
             sought: Mutex::new(None),
             next: Mutex::new(None),
+            keepers: Mutex::default(),
             threads: OnceLock::new(),
         });
         connections.known.push(KnownConnection { socket: id, _inode: inode, connection: Arc::clone(&new) });
@@ -248,6 +262,8 @@ impl Connection {
 
     fn set_next(self: &Arc<Self>, next: &Arc<Self>) {
         if !Arc::ptr_eq(self, next) {
+            let keepers = self.keepers().clone();
+            keepers.into_iter().for_each(|keeper| next.note_keeper(keeper));
             let old = self.next.lock().unwrap_or_else(PoisonError::into_inner).replace(Arc::clone(next));
             drop(old); // without the lock: it may be the last of its connection, and of those after it
         }
@@ -354,10 +370,41 @@ impl Connection {
 
     /// Has the server open what has that name. Returns where it is, and what the server says of it.
     pub(crate) fn open_named(&self, open: &NamedOpen<'_>) -> Result<([u64; 2], std::io::Result<String>)> {
-        match self.ask_by_name(open)? {
-            NamedAnswer::Opened(answer, text) => Ok((answer, text)),
-            NamedAnswer::Refused(reply) => Err(refused(open.shown, reply)),
+        let mut freed = None;
+        loop {
+            let reply = match self.ask_by_name(open)? {
+                NamedAnswer::Opened(answer, text) => return Ok((answer, text)),
+                NamedAnswer::Refused(reply) => reply,
+            };
+            let is_full = matches!(&reply, Ok((error, _)) if *error as i32 == libc::EMFILE);
+            if is_full && self.free_handles() {
+                freed.get_or_insert_with(|| RetryDeadline::new(open.time.min(FREED_MAX)));
+            }
+            if !is_full || !freed.as_mut().is_some_and(RetryDeadline::pause) {
+                return Err(refused(open.shown, reply));
+            }
         }
+    }
+
+    fn keepers(&self) -> MutexGuard<'_, Vec<Weak<dyn FileKeeper>>> {
+        self.keepers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `keeper` keeps a file of this connection.
+    pub(crate) fn note_keeper(&self, keeper: Weak<dyn FileKeeper>) {
+        let mut keepers = self.keepers();
+        keepers.retain(|known| known.strong_count() > 0);
+        if !keepers.iter().any(|known| known.ptr_eq(&keeper)) {
+            keepers.push(keeper);
+        }
+    }
+
+    /// Whether a file was given up.
+    fn free_handles(&self) -> bool {
+        let keepers: Vec<_> = self.keepers().iter().filter_map(Weak::upgrade).collect();
+        let mut is_freed = false;
+        keepers.iter().for_each(|keeper| is_freed |= keeper.give_up_some());
+        is_freed
     }
 
     fn ask_by_name(&self, open: &NamedOpen<'_>) -> Result<NamedAnswer> {

@@ -98,6 +98,22 @@ async fn cached_bytes_are_read_while_a_store_holds_all_threads_of_a_client() {
     }
 }
 
+/// 1. Three stores of one process keep objects open: as many in all as a server gives a process.
+/// 2. Each further open was refused, of the stores and of their client, for as long as the process lived.
+#[tokio::test]
+async fn objects_that_stores_keep_open_are_given_up_for_others() {
+    let bare = Arc::new(InMemory::new());
+    let stage = Stage::new(bare.clone(), 64 << 20);
+    let stores = [(); 3].map(|()| stage.over(bare.clone(), Freshness::Immutable));
+    for number in 0..4500 {
+        let path = Path::from(number.to_string());
+        bare.put(&path, "a".into()).await.unwrap();
+        assert_eq!(stores[number / 1500].get(&path).await.unwrap().bytes().await.unwrap(), "a");
+    }
+    let own: Vec<_> = (0..2000).map(|number| stage.client.open(&format!("s3://bucket/{number}"))).collect();
+    assert!(own.iter().all(Result::is_ok), "{:?}", own.iter().find(|opened| opened.is_err()));
+}
+
 /// 1. `quinion serve` keeps the storage class of an object as metadata.
 /// 2. A program reads the attributes through a client, and writes the object back with them.
 /// 3. The object had metadata of that name for good, which no user has given.

@@ -7,6 +7,7 @@
 //!  2. The ranges of one call are of one version. If nothing tells versions apart, they come by one GET.
 
 use std::ops::Range;
+use std::time::UNIX_EPOCH;
 
 use bytes::Bytes;
 use futures_util::stream::{self, BoxStream, StreamExt, TryStreamExt};
@@ -72,8 +73,10 @@ pub async fn get_of_version(
 ) -> StoreResult<Bytes> {
     let path = &known.location;
     let (found, bytes) = range_of(store, path, version::conditions(known), range).await?;
-    // The time as well: a store in memory begins its ETags anew, and `known` may be of the one before.
-    if version::is_same(known, &found) && known.last_modified == found.last_modified {
+    // The time as well: a store in memory begins its ETags anew, and `known` may be of the one before. It is told by a
+    // server, to which a time before 1970 is 1970.
+    let time = |meta: &ObjectMeta| meta.last_modified.max(UNIX_EPOCH.into());
+    if version::is_same(known, &found) && time(known) == time(&found) {
         return Ok(bytes);
     }
     let source = format!("it is {} by now", version::describe(&found)).into();
@@ -179,4 +182,32 @@ fn exact_body(
         }
     });
     exact.boxed()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use object_store::ObjectStoreExt;
+    use object_store::local::LocalFileSystem;
+
+    use super::*;
+
+    /// 1. A server tells of an object that was put before 1970 as of one of 1970, and ends.
+    /// 2. Its client found another time at the store, and took that for a change.
+    #[tokio::test]
+    async fn a_version_of_before_1970_is_the_one_that_was_told_as_of_1970() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        std::fs::write(&path, "bytes").unwrap();
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
+        file.set_modified(UNIX_EPOCH - Duration::from_secs(1)).unwrap();
+        let store = LocalFileSystem::new_with_prefix(folder.path()).unwrap();
+        let found = store.head(&Path::from("a")).await.unwrap();
+        assert_eq!(found.last_modified.timestamp(), -1);
+        for (told, is_same) in [(UNIX_EPOCH, true), (UNIX_EPOCH + Duration::from_secs(1), false)] {
+            let known = ObjectMeta { last_modified: told.into(), ..found.clone() };
+            assert_eq!(get_of_version(&store, &known, &(0..5)).await.is_ok(), is_same, "{told:?}");
+        }
+    }
 }

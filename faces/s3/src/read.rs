@@ -7,15 +7,15 @@
 //! Several ranges, and a range or date that cannot be parsed, are ignored, as in S3. With `If-Range` the whole object
 //! is the answer, which HTTP always allows.
 
-use std::time::SystemTime;
-
 use futures_util::StreamExt;
 use http_body_util::StreamBody;
 use hyper::body::Frame;
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Method, StatusCode};
 use object_store::path::Path;
-use object_store::{Attribute, Error as StoreError, GetOptions, GetRange, GetResult, ObjectStore};
+use object_store::{
+    Attribute, Error as StoreError, GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore,
+};
 use quinion_object::internals::RangeOutside;
 use quinion_serve::kept_headers;
 use s3s::{Body, S3Error, S3Response, S3Result, s3_error};
@@ -172,11 +172,19 @@ fn value(text: String) -> HeaderValue {
     HeaderValue::try_from(text).expect("it has letters and digits alone")
 }
 
+/// When the object was put. `None`: it has no date of HTTP, whose years have four digits.
+fn date_of(meta: &ObjectMeta) -> Option<HeaderValue> {
+    // Not by `httpdate`, which panics at times before 1970.
+    let date = meta.last_modified.format("%a, %d %b %Y %H:%M:%S GMT").to_string();
+    (date.len() == "Thu, 01 Jan 1970 00:00:00 GMT".len()).then(|| value(date))
+}
+
 fn headers_of(result: &GetResult, is_part: bool) -> HeaderMap {
     let GetResult { meta, range, attributes, .. } = result;
     let mut headers = HeaderMap::new();
-    let modified: SystemTime = meta.last_modified.into();
-    headers.insert(header::LAST_MODIFIED, value(httpdate::fmt_http_date(modified)));
+    if let Some(date) = date_of(meta) {
+        headers.insert(header::LAST_MODIFIED, date);
+    }
     headers.insert(header::CONTENT_LENGTH, (range.end - range.start).into());
     headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(TYPE_OF_NONE));
@@ -223,6 +231,11 @@ fn override_headers(headers: &mut HeaderMap, query: &Query) -> S3Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, UNIX_EPOCH};
+
+    use futures_util::stream;
+    use object_store::GetResultPayload;
+
     use super::*;
 
     fn with(name: HeaderName, text: &'static str) -> HeaderMap {
@@ -244,6 +257,27 @@ mod tests {
         let mut headers = with(header::RANGE, "bytes=0-1");
         headers.insert(header::IF_RANGE, HeaderValue::from_static("\"a\""));
         assert_eq!(range_of(&headers), None);
+    }
+
+    /// 1. An object's file was dated before 1970, or in the year 10000, by a program that made it.
+    /// 2. The endpoint panicked at each request for it.
+    #[test]
+    fn an_object_of_any_date_has_an_answer() {
+        let date = |modified: std::time::SystemTime| {
+            let (location, last_modified) = (Path::from("a"), modified.into());
+            let meta = ObjectMeta { location, last_modified, size: 0, e_tag: None, version: None };
+            let payload = GetResultPayload::Stream(stream::empty().boxed());
+            let (attributes, extensions) = Default::default();
+            let result = GetResult { payload, meta, range: 0..0, attributes, extensions };
+            let date = headers_of(&result, false).get(header::LAST_MODIFIED)?.to_str().unwrap().to_owned();
+            Some(date)
+        };
+        let second = Duration::from_secs;
+        assert_eq!(date(UNIX_EPOCH + second(784_111_777)).as_deref(), Some("Sun, 06 Nov 1994 08:49:37 GMT"));
+        assert_eq!(date(UNIX_EPOCH - second(1)).as_deref(), Some("Wed, 31 Dec 1969 23:59:59 GMT"));
+        let last = UNIX_EPOCH + second(253_402_300_799);
+        assert_eq!(date(last).as_deref(), Some("Fri, 31 Dec 9999 23:59:59 GMT"));
+        assert_eq!((date(last + second(1)), date(UNIX_EPOCH - second(100_000_000_000))), (None, None));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! cache as the cause of an [`io::Error`], and is found again by [`Error::of_read`].
 //!
 //! Of a store's answer their texts, also those for debugging, have the reason alone (`store_text.rs`). The whole of it
-//! is in their sources.
+//! is in their sources, except that of a store that is busy (`retry_after.rs`).
 
 use std::fmt;
 use std::io;

@@ -141,6 +141,7 @@ mod connector {
     };
 
     use super::RetryAdvice;
+    use crate::store_text::reason_of;
 
     /// The HTTP clients of another connector, which also hear what a store says of the next attempt.
     ///
@@ -166,11 +167,12 @@ mod connector {
 
     /// An answer after which the store is not to be asked for a while, also not by `object_store` itself.
     #[derive(Debug, thiserror::Error)]
-    #[error("status {status}, to be asked again after {} s: {text}", .after.as_secs())]
+    #[error("status {status}, to be asked again after {} s: {reason}", .after.as_secs())]
     struct BusyAnswer {
         status: u16,
         after: Duration,
-        text: String,
+        /// Of the body no more: `shown` would not find it in this text.
+        reason: String,
     }
 
     #[async_trait::async_trait]
@@ -185,9 +187,47 @@ mod connector {
                 return Ok(answer);
             };
             let body = answer.into_body().bytes().await.unwrap_or_default();
-            let text = String::from_utf8_lossy(&body).into_owned();
+            let reason = reason_of(&String::from_utf8_lossy(&body));
             // Of a kind that `object_store` does not try again by itself.
-            Err(HttpError::new(HttpErrorKind::Unknown, BusyAnswer { status, after, text }))
+            Err(HttpError::new(HttpErrorKind::Unknown, BusyAnswer { status, after, reason }))
+        }
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use object_store::client::{HttpRequestBody, HttpResponseBody};
+
+        use super::*;
+
+        #[derive(Debug)]
+        struct BusyStore(&'static str);
+
+        #[async_trait::async_trait]
+        impl HttpService for BusyStore {
+            async fn call(&self, _: HttpRequest) -> Result<HttpResponse, HttpError> {
+                let mut answer = HttpResponse::new(HttpResponseBody::from(self.0.to_owned()));
+                *answer.status_mut() = 503_u16.try_into().unwrap();
+                answer.headers_mut().insert("retry-after", "3".parse().unwrap());
+                Ok(answer)
+            }
+        }
+
+        /// 1. A busy store, or a program before it, answers with a text that repeats the request.
+        /// 2. Errors and events had all of that text, with what had signed the request.
+        #[tokio::test]
+        async fn the_error_of_a_busy_store_has_the_reason_and_no_key() {
+            for (body, reason) in [
+                ("token AKIA", "a document without a code"),
+                ("<Error><Code>SlowDown</Code><Key>AKIA</Key></Error>", "SlowDown"),
+                ("", ""),
+            ] {
+                let mut request = HttpRequest::new(HttpRequestBody::empty());
+                request.extensions_mut().insert(RetryAdvice::default());
+                let error = AdvisedClient(HttpClient::new(BusyStore(body))).call(request).await.unwrap_err();
+                let told = format!("HTTP error: status 503, to be asked again after 3 s: {reason}");
+                assert_eq!(error.to_string(), told);
+                assert!(!format!("{error:?}").contains("AKIA"), "{error:?}");
+            }
         }
     }
 }

@@ -71,8 +71,8 @@ fn document_at(text: &str) -> Option<usize> {
     text.char_indices().find(begins).map(|(at, _)| at)
 }
 
-/// The code and the message of a body.
-fn reason_of(body: &str) -> String {
+/// The code and the message of a body, and nothing of one without these.
+pub(crate) fn reason_of(body: &str) -> String {
     if body.trim().is_empty() {
         return String::new();
     }

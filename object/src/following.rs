@@ -25,7 +25,7 @@ use bytes::Bytes;
 use object_store::path::Path;
 
 use crate::cache::ObjectCache;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::file::ObjectFile;
 use crate::newest::{CHANGES_MAX, Newest};
 use crate::options::Freshness;
@@ -86,10 +86,18 @@ impl FollowingObject {
     /// For readers of what is appended, and of objects that are wholly cached.
     ///
     /// # Errors
-    /// Those of [`ObjectCache::open`]. The version that was open stays so.
+    /// Those of [`ObjectCache::open`]; [`Error::Open`] also if the object changes faster than the store can be asked.
+    /// The version that was open stays so.
     pub fn refresh(&self) -> Result<bool> {
-        let file = self.current();
-        Ok(self.take_other(&file, self.asked().open(&self.path)?))
+        let before = self.current();
+        for _ in 0..CHANGES_MAX {
+            let file = self.current();
+            let new = self.asked().open(&self.path)?;
+            if self.newest.go_on(&file, &new, is_same_version) {
+                return Ok(!is_same_version(&before, &new));
+            }
+        }
+        Err(replaced_each_time(&self.path))
     }
 
     /// As [`FollowingObject::refresh`], without blocking. Needs no particular runtime.
@@ -97,23 +105,20 @@ impl FollowingObject {
     /// # Errors
     /// As [`FollowingObject::refresh`].
     pub async fn refresh_async(&self) -> Result<bool> {
-        let file = self.current();
-        let new = self.asked().open_async(&self.path).await?;
-        Ok(self.take_other(&file, new))
+        let before = self.current();
+        for _ in 0..CHANGES_MAX {
+            let file = self.current();
+            let new = self.asked().open_async(&self.path).await?;
+            if self.newest.go_on(&file, &new, is_same_version) {
+                return Ok(!is_same_version(&before, &new));
+            }
+        }
+        Err(replaced_each_time(&self.path))
     }
 
     /// The objects, for an open that asks the store.
     fn asked(&self) -> ObjectCache {
         self.objects.clone().with_freshness(Freshness::Always)
-    }
-
-    /// Takes `new` in place of `file`, if that is of another version. Returns whether it is.
-    fn take_other(&self, file: &ObjectFile, new: ObjectFile) -> bool {
-        let is_other = !version::is_same(file.meta(), new.meta());
-        if is_other {
-            self.newest.replace(file, new);
-        }
-        is_other
     }
 
     /// How often it went on to another version: if the number is the same before and after some reads, these were of
@@ -126,8 +131,8 @@ impl FollowingObject {
     /// one version.
     ///
     /// # Errors
-    /// Those of [`ObjectFile::read_at`] and of [`ObjectCache::open`]. [`Error::Changed`](crate::Error::Changed) only if
-    /// the object changes faster than it can be read. The buffer may have been written to.
+    /// Those of [`ObjectFile::read_at`] and of [`ObjectCache::open`]. [`Error::Changed`] only if the object
+    /// changes faster than it can be read. The buffer may have been written to.
     pub fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
         self.repeat(|file| {
             let mut read = 0;
@@ -168,8 +173,8 @@ impl FollowingObject {
     /// The bytes of `range`, which lies inside the object as it is now: see [`ObjectFile::bytes`].
     ///
     /// # Errors
-    /// Those of [`ObjectFile::bytes`] and of [`ObjectCache::open`]. [`Error::Range`](crate::Error::Range) has the size
-    /// of the version that does not have the range.
+    /// Those of [`ObjectFile::bytes`] and of [`ObjectCache::open`]. [`Error::Range`] has the size of the version
+    /// that does not have the range.
     pub fn bytes(&self, range: Range<u64>) -> Result<Bytes> {
         self.repeat(|file| file.bytes(range.clone()))
     }
@@ -185,4 +190,14 @@ impl FollowingObject {
     fn repeat<T>(&self, read: impl FnMut(&ObjectFile) -> Result<T>) -> Result<T> {
         self.newest.repeat(read, |_, error| error.is_change(), || self.objects.open(&self.path))
     }
+}
+
+fn replaced_each_time(path: &Path) -> Error {
+    let source = "it was replaced each time the store was asked; ask again".into();
+    let source = object_store::Error::Precondition { path: path.to_string(), source };
+    Error::Open { path: path.clone(), source }
+}
+
+fn is_same_version(one: &ObjectFile, other: &ObjectFile) -> bool {
+    version::is_same(one.meta(), other.meta())
 }

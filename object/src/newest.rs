@@ -33,15 +33,23 @@ impl<F: Clone> Newest<F> {
         self.current.read().unwrap_or_else(PoisonError::into_inner).1
     }
 
-    /// Takes `new` in place of `stale`, unless another thread was faster.
-    pub fn replace(&self, stale: &F, new: F) {
+    /// Takes `new` in place of `stale`, unless another thread was faster. Whether it did.
+    pub fn replace(&self, stale: &F, new: F) -> bool {
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
-        if (self.is_same)(&current.0, stale) {
+        let is_stale = (self.is_same)(&current.0, stale);
+        if is_stale {
             let changes = current.1 + 1;
             let before = std::mem::replace(&mut *current, (new, changes));
             drop(current);
             drop(before);
         }
+        is_stale
+    }
+
+    /// Goes on with `new`, which the store has told while `stale` was the handle, if that is of another version.
+    /// `false`: another thread has gone on to a third version meanwhile, which may be older or newer.
+    pub fn go_on(&self, stale: &F, new: &F, is_same_version: impl Fn(&F, &F) -> bool) -> bool {
+        is_same_version(stale, new) || self.replace(stale, new.clone()) || is_same_version(&self.get(), new)
     }
 
     /// The answer of `read`, by a handle that `open` has opened again as often as the error `is_change`.

@@ -3,13 +3,19 @@
 //!
 //! The bytes of one call are always of one version, also if some of them were cached of the old one.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use object_store::ObjectStoreExt;
 use object_store::path::Path;
 use quinion::Cache;
-use quinion_object::{Error, Freshness, ObjectCache, Options};
+use quinion_object::{Error, FollowingObject, Freshness, ObjectCache, Options};
 use quinion_testing_s3::{Checker, Server, check, version_of};
+
+mod held;
+
+use held::HeldStore;
 
 const LEN: usize = 3 << 20;
 
@@ -117,6 +123,41 @@ fn growth_and_a_change_of_cached_bytes_are_found_by_a_refresh() {
     assert!(following.refresh().is_err());
     assert_eq!(following.read_at(&mut buffer[..10], 0).unwrap(), 10, "the version that was open stays so");
     check(3, 0, &buffer[..10]);
+}
+
+/// 1. Two threads ask which version an object is. The store tells the first one, is written, and tells the second a
+///    newer one.
+/// 2. The first goes on with what it was told. The second found that the handle was another than it had begun with,
+///    and went on with that, though the store had told it of a newer version.
+#[test]
+fn a_refresh_goes_on_with_no_older_version_than_the_store_has_told_it() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let store = Arc::new(HeldStore::default());
+    let put = |len| runtime().block_on(store.inner.put(&path(), vec![0_u8; len].into())).unwrap();
+    put(10);
+    let cache = Cache::builder().memory(16 << 20).build().unwrap();
+    let objects = ObjectCache::new(cache, store.clone(), Options::new()).unwrap();
+    let following = &objects.open_following(&path()).unwrap();
+    let refreshes: [&(dyn Fn(&FollowingObject) -> bool + Sync); 2] =
+        [&|following| following.refresh().unwrap(), &|following| {
+            runtime().block_on(following.refresh_async()).unwrap()
+        }];
+    for refresh in refreshes {
+        std::thread::scope(|scope| {
+            put(20);
+            let held = store.hold_next();
+            let first = scope.spawn(|| refresh(following));
+            held.wait();
+            put(30);
+            let held_too = store.hold_next();
+            let second = scope.spawn(|| refresh(following));
+            held_too.wait();
+            drop(held);
+            assert!(first.join().unwrap() && following.len() == 20);
+            drop(held_too);
+            assert!(second.join().unwrap() && following.len() == 30, "{} bytes", following.len());
+        });
+    }
 }
 
 #[test]

@@ -82,10 +82,18 @@ impl FollowingFile {
     /// Returns whether it is. For readers of what is appended, and of objects that are wholly cached.
     ///
     /// # Errors
-    /// Those of [`Client::open`]. The version that was open stays so.
+    /// Those of [`Client::open`]; [`ErrorKind::Changed`] only if the object changes faster than the store can be asked.
+    /// The version that was open stays so.
     pub fn refresh(&self) -> Result<bool> {
-        let file = self.current();
-        Ok(self.take_other(&file, self.asking().open(&self.name)?))
+        let before = self.current();
+        for _ in 0..CHANGES_MAX {
+            let file = self.current();
+            let new = self.asking().open(&self.name)?;
+            if self.newest.go_on(&file, &new, ClientFile::is_same_object) {
+                return Ok(!before.is_same_object(&new));
+            }
+        }
+        Err(Error::changed(&self.name))
     }
 
     /// As [`FollowingFile::refresh`], without blocking: see [`Client::open_async`].
@@ -93,23 +101,20 @@ impl FollowingFile {
     /// # Errors
     /// As [`FollowingFile::refresh`]; and [`ErrorKind::Start`].
     pub async fn refresh_async(&self) -> Result<bool> {
-        let file = self.current();
-        let new = self.asking().open_async(&self.name).await?;
-        Ok(self.take_other(&file, new))
+        let before = self.current();
+        for _ in 0..CHANGES_MAX {
+            let file = self.current();
+            let new = self.asking().open_async(&self.name).await?;
+            if self.newest.go_on(&file, &new, ClientFile::is_same_object) {
+                return Ok(!before.is_same_object(&new));
+            }
+        }
+        Err(Error::changed(&self.name))
     }
 
     /// The client, for an open that asks the store.
     fn asking(&self) -> Client {
         self.client.clone().with_freshness(Freshness::Always)
-    }
-
-    /// Takes `new` in place of `file`, if that is of another version. Returns whether it is.
-    fn take_other(&self, file: &ClientFile, new: ClientFile) -> bool {
-        let is_other = !file.is_same_object(&new);
-        if is_other {
-            self.newest.replace(file, new);
-        }
-        is_other
     }
 
     /// How often it went on to another version: if the number is the same before and after some reads, these were of

@@ -16,8 +16,13 @@ use object_store::{
 };
 use quinion::Cache;
 use quinion_object::{Freshness, Options};
-use quinion_service::{Client, ClientStore, ErrorKind, RangeRead, Server};
+use quinion_service::{Client, ClientStore, ErrorKind, FollowingFile, RangeRead, Server};
 use quinion_testing_s3 as s3;
+
+#[path = "../../object/tests/held/mod.rs"]
+mod held;
+
+use held::HeldStore;
 
 const URL: &str = "s3://bucket/object";
 const LEN: usize = 3 << 20;
@@ -137,6 +142,43 @@ fn a_client_that_follows_finds_growth_by_a_refresh() {
     store.control.delete("object");
     assert_eq!(following.refresh().unwrap_err().kind(), ErrorKind::Open);
     assert_eq!(following.read_at(&mut buffer[..10], 0).unwrap(), 10, "the version that was open stays so");
+}
+
+/// 1. Two threads ask which version an object is. The store tells the first one, is written, and tells the second a
+///    newer one.
+/// 2. The first goes on with what it was told. The second went on with that as well.
+#[test]
+fn a_refresh_by_a_client_goes_on_with_no_older_version_than_the_store_has_told_it() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let (store, folder) = (Arc::new(HeldStore::default()), tempfile::tempdir().unwrap());
+    let put =
+        |len| runtime().block_on(store.inner.put(&Key::from("object"), vec![0_u8; len].into())).unwrap();
+    put(10);
+    let cache = Cache::builder().memory(32 << 20).build().unwrap();
+    let server = Server::builder(cache).store("s3://bucket", store.clone(), Options::new());
+    let server = server.start(folder.path().join("q/s.sock").to_str().unwrap()).unwrap();
+    let client = Client::connect(server.socket().to_str().unwrap()).unwrap();
+    let following = &client.open_following(URL).unwrap();
+    let refreshes: [&(dyn Fn(&FollowingFile) -> bool + Sync); 2] =
+        [&|following| following.refresh().unwrap(), &|following| {
+            runtime().block_on(following.refresh_async()).unwrap()
+        }];
+    for refresh in refreshes {
+        std::thread::scope(|scope| {
+            put(20);
+            let held = store.hold_next();
+            let first = scope.spawn(|| refresh(following));
+            held.wait();
+            put(30);
+            let held_too = store.hold_next();
+            let second = scope.spawn(|| refresh(following));
+            held_too.wait();
+            drop(held);
+            assert!(first.join().unwrap() && following.len() == 20);
+            drop(held_too);
+            assert!(second.join().unwrap() && following.len() == 30, "{} bytes", following.len());
+        });
+    }
 }
 
 /// A store that tells neither ETags nor versions.

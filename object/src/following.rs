@@ -67,9 +67,13 @@ impl FollowingObject {
     }
 
     /// The version that the next read is of, unless the object has changed meanwhile: its size, its metadata, and reads
-    /// that stay with it.
+    /// that stay with it. Not for forked children, where this and what is told of it may wait for ever.
     pub fn current(&self) -> ObjectFile {
         self.newest.get()
+    }
+
+    fn own(&self) -> Result<ObjectFile> {
+        self.newest.own().ok_or_else(|| Error::Ended(self.path.clone()))
     }
 
     /// The size of [`FollowingObject::current`] in bytes.
@@ -89,9 +93,9 @@ impl FollowingObject {
     /// Those of [`ObjectCache::open`]; [`Error::Open`] also if the object changes faster than the store can be asked.
     /// The version that was open stays so.
     pub fn refresh(&self) -> Result<bool> {
-        let before = self.current();
+        let before = self.own()?;
         for _ in 0..CHANGES_MAX {
-            let file = self.current();
+            let file = self.own()?;
             let new = self.asked().open(&self.path)?;
             if self.newest.go_on(&file, &new, is_same_version) {
                 return Ok(!is_same_version(&before, &new));
@@ -105,9 +109,9 @@ impl FollowingObject {
     /// # Errors
     /// As [`FollowingObject::refresh`].
     pub async fn refresh_async(&self) -> Result<bool> {
-        let before = self.current();
+        let before = self.own()?;
         for _ in 0..CHANGES_MAX {
-            let file = self.current();
+            let file = self.own()?;
             let new = self.asked().open_async(&self.path).await?;
             if self.newest.go_on(&file, &new, is_same_version) {
                 return Ok(!is_same_version(&before, &new));
@@ -153,7 +157,7 @@ impl FollowingObject {
     pub async fn read_at_async(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
         let mut reopened = 0;
         loop {
-            let file = self.current();
+            let file = self.own()?;
             let mut read = 0;
             let error = loop {
                 match file.read_at_async(&mut buffer[read..], offset + read as u64).await {
@@ -188,7 +192,8 @@ impl FollowingObject {
     }
 
     fn repeat<T>(&self, read: impl FnMut(&ObjectFile) -> Result<T>) -> Result<T> {
-        self.newest.repeat(read, |_, error| error.is_change(), || self.objects.open(&self.path))
+        let answer = self.newest.repeat(read, |_, error| error.is_change(), || self.objects.open(&self.path));
+        answer.unwrap_or_else(|| Err(Error::Ended(self.path.clone())))
     }
 }
 

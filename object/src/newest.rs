@@ -4,8 +4,11 @@
 //!  1. A handle is replaced only if it is the one that was found stale: one that another thread has opened since may be
 //!     newer than this thread's.
 //!  2. A replaced handle is dropped with nothing locked: its end may ask a server.
+//!  3. In a forked child calls that may fail do so before they lock: a thread that the child has not may have the lock.
 
 use std::sync::{PoisonError, RwLock};
+
+use quinion::internals::sys::fork::ForkGuard;
 
 /// How often a call opens the object again before it tells that it has changed.
 pub const CHANGES_MAX: u32 = 8;
@@ -15,15 +18,21 @@ pub const CHANGES_MAX: u32 = 8;
 pub struct Newest<F> {
     current: RwLock<(F, u64)>,
     is_same: fn(&F, &F) -> bool,
+    process: ForkGuard,
 }
 
 impl<F: Clone> Newest<F> {
     /// Begins with `file`; `is_same` tells whether two are one handle.
     pub fn new(file: F, is_same: fn(&F, &F) -> bool) -> Self {
-        Self { current: RwLock::new((file, 0)), is_same }
+        Self { current: RwLock::new((file, 0)), is_same, process: ForkGuard::new() }
     }
 
-    /// The handle that the next read is by.
+    /// The handle that the next read is by. `None` in a forked child.
+    pub fn own(&self) -> Option<F> {
+        if self.process.is_forked() { None } else { Some(self.get()) }
+    }
+
+    /// As [`Newest::own`], for calls that cannot fail: in a forked child it may wait for ever.
     pub fn get(&self) -> F {
         self.current.read().unwrap_or_else(PoisonError::into_inner).0.clone()
     }
@@ -52,7 +61,8 @@ impl<F: Clone> Newest<F> {
         is_same_version(stale, new) || self.replace(stale, new.clone()) || is_same_version(&self.get(), new)
     }
 
-    /// The answer of `read`, by a handle that `open` has opened again as often as the error `is_change`.
+    /// The answer of `read`, by a handle that `open` has opened again as often as the error `is_change`. `None` in a
+    /// forked child.
     ///
     /// # Errors
     /// Those of `read` and of `open`; a change only after [`CHANGES_MAX`] of them.
@@ -61,16 +71,19 @@ impl<F: Clone> Newest<F> {
         mut read: impl FnMut(&F) -> Result<T, E>,
         is_change: impl Fn(&F, &E) -> bool,
         open: impl Fn() -> Result<F, E>,
-    ) -> Result<T, E> {
+    ) -> Option<Result<T, E>> {
         let mut reopened = 0;
         loop {
-            let file = self.get();
-            match read(&file) {
-                Err(error) if reopened < CHANGES_MAX && is_change(&file, &error) => {
-                    reopened += 1;
-                    self.replace(&file, open()?);
-                }
-                answer => return answer,
+            let file = self.own()?;
+            let answer = read(&file);
+            let is_stale = |error: &E| reopened < CHANGES_MAX && is_change(&file, error);
+            if !answer.as_ref().err().is_some_and(is_stale) {
+                return Some(answer);
+            }
+            reopened += 1;
+            match open() {
+                Ok(new) => drop(self.replace(&file, new)),
+                Err(error) => return Some(Err(error)),
             }
         }
     }

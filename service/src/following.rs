@@ -63,9 +63,14 @@ impl Client {
 }
 
 impl FollowingFile {
-    /// The version that the next read is of, unless the object has changed meanwhile.
+    /// The version that the next read is of, unless the object has changed meanwhile. Not for forked children, where
+    /// this and what is told of it may wait for ever.
     pub fn current(&self) -> ClientFile {
         self.newest.get()
+    }
+
+    fn own(&self) -> Result<ClientFile> {
+        self.newest.own().ok_or_else(Error::forked)
     }
 
     /// The size of [`FollowingFile::current`] in bytes.
@@ -85,9 +90,9 @@ impl FollowingFile {
     /// Those of [`Client::open`]; [`ErrorKind::Changed`] only if the object changes faster than the store can be asked.
     /// The version that was open stays so.
     pub fn refresh(&self) -> Result<bool> {
-        let before = self.current();
+        let before = self.own()?;
         for _ in 0..CHANGES_MAX {
-            let file = self.current();
+            let file = self.own()?;
             let new = self.asking().open(&self.name)?;
             if self.newest.go_on(&file, &new, ClientFile::is_same_object) {
                 return Ok(!before.is_same_object(&new));
@@ -101,9 +106,9 @@ impl FollowingFile {
     /// # Errors
     /// As [`FollowingFile::refresh`]; and [`ErrorKind::Start`].
     pub async fn refresh_async(&self) -> Result<bool> {
-        let before = self.current();
+        let before = self.own()?;
         for _ in 0..CHANGES_MAX {
-            let file = self.current();
+            let file = self.own()?;
             let new = self.asking().open_async(&self.name).await?;
             if self.newest.go_on(&file, &new, ClientFile::is_same_object) {
                 return Ok(!before.is_same_object(&new));
@@ -139,7 +144,7 @@ impl FollowingFile {
     pub async fn read_at_async(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
         let mut reopened = 0;
         loop {
-            let file = self.current();
+            let file = self.own()?;
             match file.read_at_async(buffer, offset).await {
                 Err(error) if reopened < CHANGES_MAX && is_change(&file, &error) => {
                     reopened += 1;
@@ -167,7 +172,8 @@ impl FollowingFile {
     }
 
     fn repeat<T>(&self, read: impl FnMut(&ClientFile) -> Result<T>) -> Result<T> {
-        self.newest.repeat(read, is_change, || self.client.open(&self.name))
+        let answer = self.newest.repeat(read, is_change, || self.client.open(&self.name));
+        answer.unwrap_or_else(|| Err(Error::forked()))
     }
 }
 

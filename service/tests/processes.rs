@@ -21,6 +21,7 @@ use quinion::Cache;
 use quinion::internals::arena::control::{Advice, Operation};
 use quinion::internals::arena::{CellNumber, LAYOUT_VERSION};
 use quinion::internals::units::MappingId;
+use quinion_object::internals::Newest;
 use quinion_object::{Freshness, ObjectCache, Options};
 use quinion_owner::internals::viewer::handshake::{
     ANY_CACHE, DescriptorOffer, JoinRequest, NAME_MAX, NO_PLAN, NameOffer,
@@ -195,6 +196,7 @@ fn the_child() {
         }
         "fork" => fork_and_read(&connect(), &socket),
         "fork-store" => fork_and_ask_a_store(),
+        "fork-following" => fork_and_follow(),
         "be-interrupted" => be_interrupted(&connect()),
         "serve-and-fork" => serve_and_fork(&socket),
         "stranger" => {
@@ -363,6 +365,44 @@ fn fork_and_ask_a_store() {
             say(&format!("origin says {status} {size}"));
         }
     }
+}
+
+/// At the fork a thread has what all reads by a following handle lock.
+fn fork_and_follow() {
+    static IS_LOCKED: AtomicBool = AtomicBool::new(false);
+    static IS_OVER: AtomicBool = AtomicBool::new(false);
+    fn wait_for(flag: &AtomicBool) {
+        while !flag.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    let newest = Newest::new(1, |_, _| {
+        IS_LOCKED.store(true, Ordering::Relaxed);
+        wait_for(&IS_OVER);
+        true
+    });
+    std::thread::scope(|scope| {
+        scope.spawn(|| newest.replace(&1, 2));
+        wait_for(&IS_LOCKED);
+        // SAFETY: the child goes on with this thread alone, and ends by `_exit`.
+        match unsafe { libc::fork() } {
+            0 => {
+                // SAFETY: it ends a child that waits for ever.
+                unsafe { libc::alarm(60) };
+                let read = newest.repeat(|_| Ok::<_, ()>(()), |_, ()| false, || Ok(3));
+                say(&format!("fork says {read:?} {:?}", newest.own()));
+                // SAFETY: it ends the process.
+                unsafe { libc::_exit(0) }
+            }
+            child => {
+                let mut status = 0;
+                // SAFETY: the number is there.
+                unsafe { libc::waitpid(child, &raw mut status, 0) };
+                IS_OVER.store(true, Ordering::Relaxed);
+                say(&format!("origin says {status}"));
+            }
+        }
+    });
 }
 
 fn be_interrupted(client: &Client) {
@@ -706,6 +746,16 @@ fn a_store_over_a_cache_says_in_a_forked_child_that_it_is_the_parents() {
     let answer = child.says("fork says");
     assert!(answer.contains("forked"), "{answer}");
     assert_eq!(child.says("origin says"), "0 9000");
+}
+
+/// 1. A thread goes on to another version of an object that is followed, and has its lock; another thread forks.
+/// 2. The child reads the object, and waited for ever for the lock.
+#[test]
+fn an_object_that_is_followed_says_in_a_forked_child_that_it_is_the_parents() {
+    let stage = Stage::new(1_000, 64 << 20);
+    let child = stage.child("fork-following");
+    assert_eq!(child.says("fork says"), "None None");
+    assert_eq!(child.says("origin says"), "0");
 }
 
 #[test]

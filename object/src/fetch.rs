@@ -52,6 +52,7 @@ use crate::error::{Error, FetchError, FetchFailure, FetchReport, Result};
 use crate::options::Options;
 use crate::retry::{Backoff, is_transient};
 use crate::retry_after::{Advice, RetryAdvice};
+use crate::runtime::start;
 use crate::stats::{Counters, add};
 use crate::version;
 
@@ -125,12 +126,9 @@ impl Fetcher {
         options: Options,
         counters: Arc<Counters>,
     ) -> Result<Arc<Self>> {
-        let runtime = Builder::new_multi_thread()
-            .worker_threads(options.threads)
-            .thread_name("quinion-object")
-            .enable_all()
-            .build()
-            .map_err(Error::Runtime)?;
+        let mut runtime = Builder::new_multi_thread();
+        runtime.worker_threads(options.threads).thread_name("quinion-object").enable_all();
+        let runtime = start(&mut runtime).map_err(Error::Runtime)?;
         Ok(Arc::new(Self {
             store,
             counters,

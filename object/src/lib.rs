@@ -57,6 +57,7 @@ mod newest;
 mod plan;
 mod retry;
 mod retry_after;
+mod runtime;
 mod stats;
 mod store;
 mod store_text;
@@ -86,5 +87,6 @@ pub mod internals {
         resolve,
     };
     pub use crate::newest::{CHANGES_MAX, Newest};
+    pub use crate::runtime::start as start_runtime;
     pub use crate::store_text::shown;
 }

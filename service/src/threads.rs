@@ -1,7 +1,7 @@
 //! Threads: requests that wait, for callers that must not; and GETs, for callers that may.
 //!
 //! ```text
-//!   async caller     --task, owned-->  one of `THREADS_MAX` threads     --> a future of its result, for any runtime
+//!   async caller     --task, owned-->  a queue, for `THREADS_MAX` threads  --> a future of its result, for any runtime
 //!   blocking caller  --future-------->  the runtime's worker, which drives connections  --> its result, or a time-out
 //! ```
 //!
@@ -9,27 +9,38 @@
 //! runtime waits, whichever runtime that is. A task whose future was dropped is finished all the same, or, if it has
 //! not begun, not begun.
 //!
+//! The threads for tasks are not the runtime's. Where the system gives no thread, a runtime leaves a task to the
+//! threads that it has, and its worker is one of these, which never takes any.
+//!
 //! Invariants:
 //!  1. In a forked child, which has none of these threads, all of it is an error, and nothing waits.
 //!  2. The last to let go may be a task of these very threads, or of the caller's runtime: its drop does not block.
+//!  3. A task waits in the queue only while a thread is there that will take it.
 
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
+use std::{fmt, io};
 
 use quinion::internals::sys::fork::ForkGuard;
+use quinion_object::internals::start_runtime;
 use tokio::runtime::Runtime;
-use tokio::task::AbortHandle;
+use tokio::sync::oneshot;
 
 use crate::error::{Error, ErrorKind, Result};
 
 /// More tasks wait for each other.
 const THREADS_MAX: usize = 64;
+/// A thread without a task ends after that.
+const IDLE_MAX: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 pub(crate) struct Threads {
     /// Taken only when it is dropped.
     runtime: Option<Runtime>,
+    queue: Arc<TaskQueue>,
     /// Tasks that have not ended.
     tasks: Arc<AtomicUsize>,
     process: ForkGuard,
@@ -51,20 +62,86 @@ impl Drop for Counted {
     }
 }
 
+type Task = Box<dyn FnOnce() + Send>;
+
+#[derive(Default)]
+struct TaskQueue {
+    state: Mutex<QueueState>,
+    news: Condvar,
+}
+
+#[derive(Default)]
+struct QueueState {
+    waiting: VecDeque<Task>,
+    threads: usize,
+    idle: usize,
+    is_over: bool,
+}
+
+impl fmt::Debug for TaskQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TaskQueue")
+    }
+}
+
+impl TaskQueue {
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// # Errors
+    /// There is no thread for it, and the system gives none.
+    fn push(self: &Arc<Self>, task: Task) -> io::Result<()> {
+        let mut state = self.lock();
+        if state.idle <= state.waiting.len() && state.threads < THREADS_MAX {
+            let queue = Arc::clone(self);
+            let thread = std::thread::Builder::new().name("quinion-client".to_owned());
+            match thread.spawn(move || while queue.next().map(|task| task()).is_some() {}) {
+                Ok(_) => state.threads += 1,
+                Err(error) if state.threads == 0 => return Err(error),
+                Err(_) => {} // it is taken after another
+            }
+        }
+        state.waiting.push_back(task);
+        drop(state);
+        self.news.notify_one();
+        Ok(())
+    }
+
+    /// `None`: there was none for some time, and the thread counts no more.
+    fn next(&self) -> Option<Task> {
+        let is_idle = |state: &mut QueueState| state.waiting.is_empty() && !state.is_over;
+        let mut state = self.lock();
+        state.idle += 1;
+        let waited = self.news.wait_timeout_while(state, IDLE_MAX, is_idle);
+        state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        state.idle -= 1;
+        let task = state.waiting.pop_front();
+        state.threads -= usize::from(task.is_none());
+        task
+    }
+
+    fn close(&self) {
+        let mut state = self.lock();
+        state.is_over = true;
+        let unbegun = std::mem::take(&mut state.waiting);
+        drop(state);
+        drop(unbegun); // without the lock: they give handles back
+        self.news.notify_all();
+    }
+}
+
+fn no_threads(error: io::Error) -> Error {
+    Error::of_io(ErrorKind::Start, "cannot start threads for a client", error)
+        .with_hint("allow this user more of them (ulimit -u, pids.max)")
+}
+
 impl Threads {
     pub(crate) fn new() -> Result<Self> {
-        let failed = |error| {
-            Error::of_io(ErrorKind::Start, "cannot start threads for a client", error)
-                .with_hint("allow this user more of them (ulimit -u, pids.max)")
-        };
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(1)
-            .max_blocking_threads(THREADS_MAX)
-            .thread_name("quinion-client")
-            .enable_all()
-            .build()
-            .map_err(failed)?;
-        Ok(Self { runtime: Some(runtime), tasks: Arc::default(), process: ForkGuard::new() })
+        let mut runtime = tokio::runtime::Builder::new_multi_thread();
+        runtime.worker_threads(1).thread_name("quinion-client").enable_all();
+        let runtime = Some(start_runtime(&mut runtime).map_err(no_threads)?);
+        Ok(Self { runtime, queue: Arc::default(), tasks: Arc::default(), process: ForkGuard::new() })
     }
 
     pub(crate) fn is_forked(&self) -> bool {
@@ -85,14 +162,21 @@ impl Threads {
         &self,
         task: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let counted = Counted::new(&self.tasks);
-        let task = self.runtime()?.spawn_blocking(move || {
-            let _counted = counted;
-            task()
-        });
-        let _unbegun = AbortOnDrop(task.abort_handle());
-        let done = task.await;
-        done.unwrap_or_else(|error| Err(Error::new(ErrorKind::Other, format!("a read has ended: {error}"))))
+        self.runtime()?;
+        let (counted, (sender, done)) = (Counted::new(&self.tasks), oneshot::channel());
+        let task = move || {
+            if sender.is_closed() {
+                return; // its future was dropped
+            }
+            let result = catch_unwind(AssertUnwindSafe(task));
+            drop(counted);
+            let _ = sender.send(result); // the future may be dropped meanwhile
+        };
+        self.queue.push(Box::new(task)).map_err(no_threads)?;
+        match done.await {
+            Ok(Ok(result)) => result,
+            _ => Err(Error::new(ErrorKind::Other, "a read has ended: its thread has panicked")),
+        }
     }
 
     /// The result of a future, which is given up after `time`. Not on the thread of this runtime that drives futures.
@@ -113,21 +197,13 @@ impl Threads {
     }
 }
 
-/// Takes a task back when the future that waits for it is dropped: one that has not begun does not begin.
-struct AbortOnDrop(AbortHandle);
-
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.abort(); // of no effect on one that has begun or ended
-    }
-}
-
 impl Drop for Threads {
     fn drop(&mut self) {
         let Some(runtime) = self.runtime.take() else { return };
         if self.is_forked() {
             std::mem::forget(runtime); // its threads, and perhaps its locks, are the parent's
         } else {
+            self.queue.close();
             runtime.shutdown_background();
         }
     }

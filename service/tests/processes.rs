@@ -30,6 +30,7 @@ use quinion_owner::internals::viewer::{self, NameRequest, RequestError, SentName
 use quinion_service::{Client, ClientFile, ErrorKind, RangeRead, Server};
 use quinion_testing::content::Dice;
 use quinion_testing_s3 as s3;
+use rustix::process::{Resource, Rlimit, setrlimit};
 
 use quinion_testing_s3::Fault;
 use reads::read_once;
@@ -197,6 +198,7 @@ fn the_child() {
         "fork" => fork_and_read(&connect(), &socket),
         "fork-store" => fork_and_ask_a_store(),
         "fork-following" => fork_and_follow(),
+        "no-threads" => ask_for_threads(&connect()),
         "be-interrupted" => be_interrupted(&connect()),
         "serve-and-fork" => serve_and_fork(&socket),
         "stranger" => {
@@ -403,6 +405,28 @@ fn fork_and_follow() {
             }
         }
     });
+}
+
+/// Asks for threads that the system does not give: for a cache of objects, for a client, and for a store that has begun
+/// with as many as it needs.
+fn ask_for_threads(client: &Client) {
+    let (cache, bare) = (cache(16 << 20), Arc::new(InMemory::new()));
+    let store = quinion_service::cached(bare.clone(), client.clone(), "s3://bucket").unwrap();
+    // SAFETY: they ask for a number, and change the user of this process alone, whose threads are bounded from then on.
+    let is_bounded = unsafe { libc::geteuid() != 0 || libc::setresuid(65_534, 65_534, 65_534) == 0 };
+    let none = Rlimit { current: Some(0), maximum: Some(0) };
+    setrlimit(Resource::Nproc, none).unwrap();
+    if !is_bounded || std::thread::Builder::new().spawn(|| ()).is_ok() {
+        return say("threads are given");
+    }
+    let objects = ObjectCache::new(cache, bare, Options::new());
+    let is_told = matches!(objects, Err(quinion_object::Error::Runtime(_)));
+    let mut context = Context::from_waker(Waker::noop());
+    let open = pin!(client.open_async(URL)).poll(&mut context);
+    let key = Key::from("object");
+    let head = pin!(store.head(&key)).poll(&mut context);
+    let head = head.map(|head| head.is_err_and(|error| error.to_string().contains("cannot start threads")));
+    say(&format!("threads are {is_told} {:?} {head:?}", open.map(|open| open.unwrap_err().kind())));
 }
 
 fn be_interrupted(client: &Client) {
@@ -756,6 +780,18 @@ fn an_object_that_is_followed_says_in_a_forked_child_that_it_is_the_parents() {
     let child = stage.child("fork-following");
     assert_eq!(child.says("fork says"), "None None");
     assert_eq!(child.says("origin says"), "0");
+}
+
+/// 1. The system gives a process no more threads.
+/// 2. A cache of objects, and the first async call of a client, panicked. A call of a store that had no idle thread
+///    waited for ever.
+#[test]
+fn threads_that_the_system_does_not_give_are_an_error() {
+    let stage = Stage::new(1_000, 64 << 20);
+    match &*stage.child("no-threads").says("threads are") {
+        "given" => println!("SKIPPED: this user's threads cannot be bounded"),
+        told => assert_eq!(told, "true Ready(Start) Ready(true)"),
+    }
 }
 
 #[test]

@@ -53,6 +53,8 @@ const GIVE_BACK_MAX: Duration = Duration::from_secs(1);
 pub(crate) const CONNECT_MAX: Duration = Duration::from_secs(20);
 /// How long handles that were given up are waited for: workers of the server take them back, beside those that open.
 const FREED_MAX: Duration = Duration::from_millis(STILL_MILLIS_MAX as u64);
+/// As long, and files that stores keep are not given up once more.
+const FREED_EVERY: Duration = Duration::from_secs(1);
 /// How long a successor is given to answer a reader that does not wait for one.
 const SEEK_MAX: Duration = Duration::from_millis(200);
 /// How long such readers do not look again after that.
@@ -114,6 +116,8 @@ pub(crate) struct Connection {
     next: Mutex<Option<Arc<Self>>>,
     /// All that have kept a file of this connection, or of one before it: such a file may have been opened again here.
     keepers: Mutex<Vec<Weak<dyn FileKeeper>>>,
+    /// When these gave up files last.
+    freed_at: Mutex<Option<Instant>>,
     /// For callers that must not block, and for GETs without a server; made when they are needed.
     threads: OnceLock<Threads>,
 }
@@ -200,6 +204,7 @@ impl Connection {
             sought: Mutex::new(None),
             next: Mutex::new(None),
             keepers: Mutex::default(),
+            freed_at: Mutex::default(),
             threads: OnceLock::new(),
         });
         connections.known.push(KnownConnection { socket: id, _inode: inode, connection: Arc::clone(&new) });
@@ -399,11 +404,16 @@ impl Connection {
         }
     }
 
-    /// Whether a file was given up.
+    /// Whether files were given up a moment ago, by this call or another: the server takes some time to close them.
     fn free_handles(&self) -> bool {
+        let mut freed_at = self.freed_at.lock().unwrap_or_else(PoisonError::into_inner);
+        if freed_at.is_some_and(|at| at.elapsed() < FREED_EVERY) {
+            return true;
+        }
         let keepers: Vec<_> = self.keepers().iter().filter_map(Weak::upgrade).collect();
         let mut is_freed = false;
         keepers.iter().for_each(|keeper| is_freed |= keeper.give_up_some());
+        *freed_at = is_freed.then(Instant::now);
         is_freed
     }
 

@@ -96,7 +96,13 @@ impl TaskQueue {
         if state.idle <= state.waiting.len() && state.threads < THREADS_MAX {
             let queue = Arc::clone(self);
             let thread = std::thread::Builder::new().name("quinion-client".to_owned());
-            match thread.spawn(move || while queue.next().map(|task| task()).is_some() {}) {
+            let work = move || {
+                while let Some(task) = queue.next() {
+                    // The caller's waker may panic. Then this thread goes on, for it is counted.
+                    let _ = catch_unwind(AssertUnwindSafe(task)).map_err(std::mem::forget);
+                }
+            };
+            match thread.spawn(work) {
                 Ok(_) => state.threads += 1,
                 Err(error) if state.threads == 0 => return Err(error),
                 Err(_) => {} // it is taken after another

@@ -503,6 +503,8 @@ fn wrong_requests_are_refused_in_words_and_leave_nothing() {
     let flat = folder.flat("flat", &[1; 70_000]);
     let request = folder.request(&flat, "pack");
     packed(&request);
+    fs::copy(folder.path("pack"), folder.path("copy")).expect("room for it");
+    std::os::unix::fs::symlink("pack", folder.path("link")).expect("it is new");
     let names = folder.names();
     assert!(refusal(&request).contains("there already"));
     let told = |change: &dyn Fn(&mut PackRequest), words: &str| {
@@ -532,6 +534,22 @@ fn wrong_requests_are_refused_in_words_and_leave_nothing() {
         (r.out, r.replace) = (folder.path("pack"), true);
     };
     told(&itself, "would refer to this one");
+    // A copy has the identity of its original: the pack would refer to the one of the two that is named first.
+    let as_a_copy = |r: &mut PackRequest| {
+        r.against = vec![folder.path("copy"), folder.path("pack")];
+        (r.out, r.replace) = (folder.path("copy"), true);
+    };
+    told(&as_a_copy, "would refer to this one");
+    let by_a_link = |r: &mut PackRequest| {
+        r.against = vec![folder.path("link")];
+        (r.out, r.replace) = (folder.path("pack"), true);
+    };
+    told(&by_a_link, "would refer to this one");
+    let the_link = |r: &mut PackRequest| {
+        (r.against, r.replace) = (vec![folder.path("pack")], true);
+        r.out = folder.path("link");
+    };
+    told(&the_link, "would refer to this one");
     let elsewhere = tempfile::tempdir().expect("a folder");
     let in_another_folder = |r: &mut PackRequest| {
         against(r);
@@ -543,6 +561,26 @@ fn wrong_requests_are_refused_in_words_and_leave_nothing() {
     let mut next = PackRequest::new(vec![flat], folder.path("next"));
     against(&mut next);
     assert_eq!(packed(&next).chunk_bytes, CHUNK as u32);
+}
+
+/// 1. Nothing is at the new pack's name when packing begins.
+/// 2. Meanwhile the older pack gets that name, and a link its own.
+#[test]
+fn an_older_pack_that_moves_to_the_new_ones_name_meanwhile_is_not_replaced() {
+    let (folder, _) = two_packs();
+    let mut request = folder.request(&folder.path("flat"), "third");
+    (request.against, request.replace) = (vec![folder.path("newer")], true);
+    let before = fs::read(folder.path("newer")).expect("a pack");
+    let refused = pack(&request, &mut |_| {
+        if !request.out.exists() {
+            fs::rename(folder.path("newer"), &request.out).expect("the folder is ours");
+            std::os::unix::fs::symlink("third", folder.path("newer")).expect("it is new");
+        }
+        ControlFlow::Continue(())
+    });
+    let why = refused.expect_err("it would refer to itself").to_string();
+    assert!(why.contains("would refer to this one"), "{why}");
+    assert!(fs::read(&request.out).expect("the older pack") == before);
 }
 
 #[test]

@@ -15,16 +15,16 @@
 //!
 //! A pack is at most as readable as each file whose bytes it has: it has the memory of a VM.
 //!
-//! Invariant: a pack is published only if the snapshot and all packs that it refers to are, after the last read, what
-//! they were before the first.
+//! Invariants: a pack is published only if the snapshot and all packs that it refers to are, after the last read, what
+//! they were before the first. And none of the names that it refers to leads to the file that it replaces.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::ops::{ControlFlow, Range};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use quinion::backend::ReadAt;
@@ -251,13 +251,13 @@ impl PackPlan {
         self.input.bytes().div_ceil(u64::from(self.chunk_bytes))
     }
 
-    /// All packs that the new one may refer to.
-    fn candidates(&self) -> HashMap<PackIdentity, PackName> {
+    /// All packs that the new one may refer to. Several may be the same, by different names.
+    fn candidates(&self) -> Vec<PackName> {
         let names = self
             .olders
             .iter()
             .flat_map(|older| older.pack.names().iter().cloned().chain(std::iter::once(older.own_name())));
-        names.map(|name| (name.identity, name)).collect()
+        names.collect()
     }
 
     /// Whether the chunk is right where it lies; `scratch` is of its length.
@@ -278,6 +278,25 @@ fn check_folder(older: &Path, out: &Path) -> Result<(), PackError> {
         older.display(),
         out.display()
     )))
+}
+
+/// Refuses names that lead to the file at `out`: it is replaced, and the chunks that it has would be gone. A name may
+/// be another for the same file: a link, or one that differs in case.
+fn check_names(names: &[PackName], out: &Path) -> Result<(), PackError> {
+    let file = |path: &Path| fs::metadata(path).ok().map(|it| (it.dev(), it.ino()));
+    let (replaced, folder) = (file(out), folder_of(out));
+    let is_out = |name: &PackName| {
+        let name = OsStr::from_bytes(&name.name);
+        Some(name) == out.file_name() || (replaced.is_some() && file(&folder.join(name)) == replaced)
+    };
+    if names.iter().any(is_out) {
+        let text = format!(
+            "{}: the new pack would refer to this one and replace it; write it under another name",
+            out.display()
+        );
+        return Err(PackError::Request(text));
+    }
+    Ok(())
 }
 
 fn chunk_bytes_of(request: &PackRequest, olders: &[OlderPack]) -> Result<u32, PackError> {
@@ -335,21 +354,15 @@ fn is_zeros(bytes: &[u8]) -> bool {
 impl<'r> PackWriter<'r> {
     fn begin(request: &'r PackRequest, plan: PackPlan) -> Result<Self, PackError> {
         let candidates = plan.candidates();
-        let packs = u32::try_from(candidates.len()).ok().filter(|packs| *packs <= PACKS_MAX);
+        let identities: HashSet<PackIdentity> = candidates.iter().map(|name| name.identity).collect();
+        let packs = u32::try_from(identities.len()).ok().filter(|packs| *packs <= PACKS_MAX);
         let Some(packs) = packs else {
             return Err(PackError::Request(format!(
                 "{} packs would be referred to, and {PACKS_MAX} may be; pack this snapshot against fewer, or whole",
-                candidates.len()
+                identities.len()
             )));
         };
-        let out = request.out.file_name().unwrap_or_default().as_bytes();
-        if candidates.values().any(|name| name.name == out) {
-            let text = format!(
-                "{}: the new pack would refer to this one and replace it; write it under another name",
-                request.out.display()
-            );
-            return Err(PackError::Request(text));
-        }
+        check_names(&candidates, &request.out)?;
         let write_failed = |source| PackError::Write { path: request.out.clone(), source };
         let mode = mode_of_all(request, &plan.input);
         let worker = |_| {
@@ -457,6 +470,8 @@ impl<'r> PackWriter<'r> {
         if let Some(changed) = self.plan.input.changed().or_else(older) {
             return Err(PackError::Changed(changed));
         }
+        // Again: hours may have passed since it was looked at first.
+        check_names(&self.names, &self.request.out)?;
         self.report.file_bytes = header.file_bytes;
         self.report.packs = self.names.iter().map(|name| PathBuf::from(name.as_os_str())).collect();
         let Self { request, output, report, .. } = self;

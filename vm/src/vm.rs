@@ -61,8 +61,8 @@ const READS_MAX: usize = 16;
 const WAITING_MAX: usize = 1 << 16;
 /// Faults in no region in a row that are taken for memory that was unmapped meanwhile.
 const STRAYS_MAX: u32 = 256;
-/// How often one fault may find no memory for its page.
-const SHORTAGES_MAX: u32 = 5000;
+/// How long one fault may find no memory for its page.
+const SHORTAGE_MAX: Duration = Duration::from_secs(10);
 /// No thread waits for a page.
 const NO_PAGE: u64 = u64::MAX;
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -148,7 +148,6 @@ pub(super) struct Vm {
     buffer: Vec<u8>,
     counters: Arc<Mutex<RestoreCounters>>,
     strays: u32,
-    shortages: u32,
     is_short: bool,
     ended: Vec<Space>,
 }
@@ -169,6 +168,14 @@ struct PendingFault {
     since: Instant,
     /// Whether its page is on its way, and no worker waits for it.
     awaits_read: bool,
+    /// When there was no memory for its page first.
+    short_since: Option<Instant>,
+}
+
+impl PendingFault {
+    fn new(fault: Fault, since: Instant) -> Self {
+        Self { fault, since, awaits_read: false, short_since: None }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -296,7 +303,6 @@ impl Vm {
             buffer: Vec::new(),
             counters,
             strays: 0,
-            shortages: 0,
             is_short: false,
             ended: Vec::new(),
         }
@@ -510,7 +516,7 @@ impl Vm {
         match message {
             Message::Fault(_) if space.waiting.len() >= WAITING_MAX => return Err(PeerError::TooManyFaults),
             Message::Fault(fault) => {
-                space.waiting.push_back(PendingFault { fault, since: now, awaits_read: false });
+                space.waiting.push_back(PendingFault::new(fault, now));
             }
             Message::Removed(range) => {
                 let bytes = range.end.saturating_sub(range.start);
@@ -559,7 +565,7 @@ impl Vm {
     }
 
     fn count_answer(&mut self, since: Instant) {
-        (self.strays, self.shortages) = (0, 0);
+        self.strays = 0;
         let nanoseconds = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
         self.count(|counters| {
             counters.faults += 1;
@@ -576,16 +582,17 @@ impl Vm {
         self.spaces[at].waiting.push_back(PendingFault { awaits_read: false, ..waiting });
     }
 
-    /// There was no memory for its page. Others give back what they have pinned, in a moment.
+    /// There was no memory for its page, also none to read a copy by. Others need what they have for a moment only.
     fn put_back_short(&mut self, at: usize, waiting: PendingFault) -> Result<(), PeerError> {
         self.is_short = true;
-        self.shortages += 1;
-        if self.shortages > SHORTAGES_MAX {
+        let short_since = waiting.short_since.unwrap_or_else(Instant::now);
+        if short_since.elapsed() > SHORTAGE_MAX {
             let text = "all of the cache is pinned; give it more memory, or drop pins".to_owned();
             let source = Error::invalid_input(text);
             return Err(PeerError::NoMemory { offset: waiting.fault.address, source });
         }
-        self.spaces[at].waiting.push_back(PendingFault { awaits_read: false, ..waiting });
+        let waiting = PendingFault { awaits_read: false, short_since: Some(short_since), ..waiting };
+        self.spaces[at].waiting.push_back(waiting);
         Ok(())
     }
 

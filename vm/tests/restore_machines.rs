@@ -8,9 +8,11 @@ use quinion_testing::vmm;
 mod stage;
 
 use std::os::unix::process::ExitStatusExt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use quinion::Cache;
+use quinion::backend::MemoryFile;
+use quinion::{Cache, ErrorKind, Hint, Pinned};
 use quinion_vm::{FaultRecord, Fill, OnFailure, RestoreOptions, Server};
 use stage::{Stage, options};
 
@@ -90,6 +92,44 @@ fn memory_that_is_unmapped_moved_or_inherited_is_followed() {
     // Two children at once, which change their copies in different ways.
     monitor.does("fork balloon 600 100 dontneed; fork touch 0 880 1; touch 0 880 1");
     monitor.does("touch 0 880 1");
+}
+
+/// Pins all that may be pinned of the cache of `stage`, page by page.
+fn pins_of_all(stage: &Stage) -> Vec<Pinned> {
+    let bytes = 64 << 20;
+    let file = stage.cache.open_backend(Arc::new(MemoryFile::new(vec![1; bytes]))).unwrap();
+    file.advise(Hint::Random).unwrap();
+    let pins = (0..bytes as u64).step_by(PAGE).filter_map(|at| file.pin(at, PAGE).ok()).collect();
+    let refused = stage.cache.open(stage.snapshot()).unwrap().pin(0, PAGE).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::NoMemory, "no page more can be pinned");
+    pins
+}
+
+/// 1. Another part of the program has pinned all that may be pinned, and keeps it.
+/// 2. Machines fault on pages that are in the cache, and on others.
+#[test]
+fn machines_get_their_pages_while_all_that_may_be_pinned_is_kept_by_others() {
+    let test = "machines_get_their_pages_while_all_that_may_be_pinned_is_kept_by_others";
+    if !vmm::has(test, &[REMOVALS]) {
+        return;
+    }
+    for is_object in [false, true] {
+        let stage = Stage::new(Image::new(18, 1000));
+        let server = if is_object {
+            let bytes: Vec<u8> = (0..1000).flat_map(|page| stage.image.page(page)).collect();
+            let file = stage.cache.open_backend(Arc::new(MemoryFile::new(bytes))).unwrap();
+            Server::start_file(&stage.cache, &file, &stage.socket(), RestoreOptions::default()).unwrap()
+        } else {
+            stage.serve(RestoreOptions::default())
+        };
+        let mut first = Monitor::start(&stage.plan());
+        first.does("touch 0 200 2");
+        let pins = pins_of_all(&stage);
+        first.does("touch 0 1000 3");
+        Monitor::start(&stage.plan()).does("touch 0 1000 3");
+        drop(pins);
+        assert_eq!(server.stop().vms_given_up, 0);
+    }
 }
 
 /// The kernel gives a child's descriptor the flags of the monitor's. If its reads block, a poll reports it ready for

@@ -295,8 +295,8 @@ impl Vm {
         if hangs && !is_there {
             return Ok(Ready::Never);
         }
-        Ok(match self.pin(part, ReadOptions::new().cached_only(hangs), common)? {
-            Ok(pinned) => Ready::Yes(SnapshotBytes::Pinned(pinned)),
+        Ok(match self.bytes_of(part, ReadOptions::new().cached_only(hangs), common)? {
+            Ok(bytes) => Ready::Yes(bytes),
             Err(error) if matches!(error.kind(), ErrorKind::NoMemory | ErrorKind::WouldBlock) => Ready::Later,
             Err(_) => Ready::Never,
         })

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   copied    held by the kernel's cache? copy   else cached? pin   else read, and wait --> the page --> UFFDIO_COPY
-//!             (an object's page is read, and not waited for: `page_read`)
+//!             (an object's page is read, and not waited for: `page_read`; where no more may be pinned, a copy is read)
 //!   zeros     a page that was given back, or that is zeros in the snapshot                         --> UFFDIO_ZEROPAGE
 //!   mapped    make the page resident in the image                                                  --> UFFDIO_CONTINUE
 //!   no bytes  the device fails                                                                      --> UFFDIO_POISON
@@ -22,7 +22,7 @@
 use std::ops::{ControlFlow, Range};
 use std::time::Instant;
 
-use quinion::{Error, ErrorKind, Pinned, ReadOptions};
+use quinion::{Error, ErrorKind, File, ReadOptions};
 
 use super::ahead::AHEAD_BYTES;
 use super::bytes::{SnapshotBytes, same_kind, whole_units};
@@ -47,6 +47,18 @@ impl VmShared<'_> {
         }
         Err(PeerError::SourceFailed { name: self.snapshot.name().to_owned(), offset, waited, source })
     }
+}
+
+/// Fills `into`, up to the end of the file. How much it read.
+fn read_all(file: &File, into: &mut [u8], offset: u64, options: ReadOptions) -> Result<usize, Error> {
+    let mut done = 0;
+    while done < into.len() {
+        match file.read_at_with(&mut into[done..], offset + done as u64, options)? {
+            0 => break,
+            read => done += read,
+        }
+    }
+    Ok(done)
 }
 
 impl Vm {
@@ -108,7 +120,7 @@ impl Vm {
         let bytes = match self.ready(alone, common)? {
             Some(bytes) => bytes,
             None => match self.read_page(alone, run, common)? {
-                Some(Ok(pinned)) => SnapshotBytes::Pinned(pinned),
+                Some(Ok(bytes)) => bytes,
                 None => return Ok(FaultAnswer::Reading),
                 Some(Err(error)) if error.kind() == ErrorKind::NoMemory => return Ok(FaultAnswer::Short),
                 Some(Err(error))
@@ -136,7 +148,7 @@ impl Vm {
         alone: ImagePart,
         run: ImagePart,
         common: &VmShared<'_>,
-    ) -> Result<Option<Result<Pinned, Error>>, PeerError> {
+    ) -> Result<Option<Result<SnapshotBytes, Error>>, PeerError> {
         if common.snapshot.reads_may_hang() {
             return self.poll_page(alone, run, common);
         }
@@ -144,35 +156,45 @@ impl Vm {
             // One read for all of it.
             self.start_read(run.offset, run.bytes);
         }
-        self.pin(alone, ReadOptions::default(), common).map(Some)
+        self.bytes_of(alone, ReadOptions::default(), common).map(Some)
     }
 
-    /// The bytes of `part`, or why they cannot be had; they are the snapshot's.
-    pub(super) fn pin(
-        &self,
+    /// The bytes of `part`, or why they cannot be had; they are the snapshot's. Where no more may be pinned they are
+    /// copied: the pins of the cache's other clients have one share with these, and may be kept for long.
+    pub(super) fn bytes_of(
+        &mut self,
         part: ImagePart,
         options: ReadOptions,
         common: &VmShared<'_>,
-    ) -> Result<Result<Pinned, Error>, PeerError> {
+    ) -> Result<Result<SnapshotBytes, Error>, PeerError> {
         let Source::Copied(file) = &self.source else { unreachable!("what is mapped is not copied") };
-        Self::checked(file.pin_with(part.offset, part.bytes as usize, options), part, common)
+        let len = part.bytes as usize;
+        let bytes = match file.pin_with(part.offset, len, options) {
+            Err(error) if error.kind() == ErrorKind::NoMemory => {
+                self.buffer.resize(self.buffer.len().max(len), 0);
+                let read = read_all(file, &mut self.buffer[..len], part.offset, options);
+                read.map(|len| SnapshotBytes::Copied { buffer: std::mem::take(&mut self.buffer), len })
+            }
+            pinned => pinned.map(SnapshotBytes::Pinned),
+        };
+        Self::checked(bytes, part, common)
     }
 
-    /// `pinned`, the bytes of `part`, if the snapshot is what it was in the beginning.
+    /// `bytes`, those of `part`, if the snapshot is what it was in the beginning.
     pub(super) fn checked(
-        pinned: Result<Pinned, Error>,
+        bytes: Result<SnapshotBytes, Error>,
         part: ImagePart,
         common: &VmShared<'_>,
-    ) -> Result<Result<Pinned, Error>, PeerError> {
-        let is_other = match &pinned {
-            Ok(pinned) => (pinned.len() as u64) < part.bytes,
+    ) -> Result<Result<SnapshotBytes, Error>, PeerError> {
+        let is_other = match &bytes {
+            Ok(bytes) => (bytes.len() as u64) < part.bytes,
             Err(error) => common.snapshot.note_failure(error),
         };
         if is_other {
             return Err(common.snapshot.change().into());
         }
         common.snapshot.assure()?;
-        Ok(pinned)
+        Ok(bytes)
     }
 
     pub(super) fn ready(
@@ -190,7 +212,7 @@ impl Vm {
             return Ok(Some(SnapshotBytes::Copied { buffer, len }));
         }
         self.buffer = buffer;
-        Ok(self.pin(part, ReadOptions::new().cached_only(true), common)?.ok().map(SnapshotBytes::Pinned))
+        Ok(self.bytes_of(part, ReadOptions::new().cached_only(true), common)?.ok())
     }
 
     pub(super) fn supply(

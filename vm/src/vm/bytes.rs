@@ -22,6 +22,13 @@ pub(super) enum SnapshotBytes {
 }
 
 impl SnapshotBytes {
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::Pinned(pinned) => pinned.len(),
+            Self::Copied { len, .. } => *len,
+        }
+    }
+
     pub(super) fn chunks(&self) -> impl Iterator<Item = &[u8]> {
         let (pinned, copied) = match self {
             Self::Pinned(pinned) => (Some(pinned), None),

@@ -16,13 +16,14 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use quinion::{Error, File, Pinned};
+use quinion::{Error, ErrorKind, File};
 
+use super::bytes::SnapshotBytes;
 use super::{Source, Vm, VmShared};
 use crate::PeerError;
 use crate::pages::ImagePart;
 
-pub(super) struct PageRead(Pin<Box<dyn Future<Output = Result<Pinned, Error>> + Send>>);
+pub(super) struct PageRead(Pin<Box<dyn Future<Output = Result<SnapshotBytes, Error>> + Send>>);
 
 impl fmt::Debug for PageRead {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -33,8 +34,27 @@ impl fmt::Debug for PageRead {
 impl PageRead {
     fn new(file: &File, part: ImagePart) -> Self {
         let (file, ImagePart { offset, bytes, .. }) = (file.clone(), part);
-        Self(Box::pin(async move { file.pin_async(offset, bytes as usize).await }))
+        Self(Box::pin(async move {
+            match file.pin_async(offset, bytes as usize).await {
+                Err(error) if error.kind() == ErrorKind::NoMemory => {
+                    copied(&file, offset, bytes as usize).await
+                }
+                pinned => pinned.map(SnapshotBytes::Pinned),
+            }
+        }))
     }
+}
+
+/// Bytes of which no pin is to be had now.
+async fn copied(file: &File, offset: u64, bytes: usize) -> Result<SnapshotBytes, Error> {
+    let (mut buffer, mut len) = (vec![0; bytes], 0);
+    while len < bytes {
+        match file.read_at_async(&mut buffer[len..], offset + len as u64).await? {
+            0 => break,
+            read => len += read,
+        }
+    }
+    Ok(SnapshotBytes::Copied { buffer, len })
 }
 
 impl Vm {
@@ -45,7 +65,7 @@ impl Vm {
         alone: ImagePart,
         run: ImagePart,
         common: &VmShared<'_>,
-    ) -> Result<Option<Result<Pinned, Error>>, PeerError> {
+    ) -> Result<Option<Result<SnapshotBytes, Error>>, PeerError> {
         let is_new = !self.reads.contains_key(&alone.offset);
         if is_new && run != alone {
             // One read for all of it.
@@ -54,10 +74,10 @@ impl Vm {
         let Source::Copied(file) = &self.source else { unreachable!("what is mapped is not copied") };
         let read = self.reads.entry(alone.offset).or_insert_with(|| PageRead::new(file, alone));
         let waker = (common.waker)();
-        let Poll::Ready(pinned) = read.0.as_mut().poll(&mut Context::from_waker(&waker)) else {
+        let Poll::Ready(bytes) = read.0.as_mut().poll(&mut Context::from_waker(&waker)) else {
             return Ok(None);
         };
         self.reads.remove(&alone.offset);
-        Self::checked(pinned, alone, common).map(Some)
+        Self::checked(bytes, alone, common).map(Some)
     }
 }

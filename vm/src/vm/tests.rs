@@ -108,7 +108,7 @@ impl QuietVm {
 
     fn fault(&mut self, offset: u64, kind: FaultKind) -> FaultAnswer {
         let fault = Fault { address: self.base + offset, kind };
-        let waiting = PendingFault { fault, since: Instant::now(), awaits_read: false };
+        let waiting = PendingFault::new(fault, Instant::now());
         self.with(|vm, common| vm.answer(0, waiting, common)).expect("it can be answered")
     }
 

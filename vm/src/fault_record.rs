@@ -242,7 +242,7 @@ impl FaultRecord {
             return Err(FaultRecordError::Write(io::ErrorKind::IsADirectory.into()));
         }
         let beside = beside(path);
-        let made = File::create(&beside).and_then(|_| fs::remove_file(&beside));
+        let made = create_new(&beside).and_then(|_| fs::remove_file(&beside));
         made.map_err(FaultRecordError::Write)
     }
 
@@ -253,7 +253,7 @@ impl FaultRecord {
     pub fn write(&self, path: &Path) -> Result<(), FaultRecordError> {
         let beside = beside(path);
         let written = || {
-            let mut file = File::create(&beside)?;
+            let mut file = create_new(&beside)?;
             file.write_all(&self.encode())?;
             file.sync_all()?;
             fs::rename(&beside, path)
@@ -263,6 +263,13 @@ impl FaultRecord {
             FaultRecordError::Write(error)
         })
     }
+}
+
+/// A new file, in the place of one that was left there. The name can be guessed: a link that another user has put there
+/// is not followed.
+fn create_new(path: &Path) -> io::Result<File> {
+    let _ = fs::remove_file(path);
+    File::create_new(path)
 }
 
 /// Where a record is written before it is moved to `path`.
@@ -554,6 +561,21 @@ mod tests {
         assert!(matches!(wrong, FaultRecordError::Read(_)));
         let nowhere = recorded([1]).write(&folder.path().join("no/such/folder"));
         assert!(matches!(nowhere, Err(FaultRecordError::Write(_))));
+    }
+
+    #[test]
+    fn a_planted_link_is_not_written_through() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (path, other) = (folder.path().join("record"), folder.path().join("other"));
+        fs::write(&other, "mine").expect("room for it");
+        let plant = || std::os::unix::fs::symlink(&other, beside(&path)).expect("nothing is there");
+        plant();
+        FaultRecord::check_target(&path).expect("it can be written");
+        assert_eq!(fs::read(&other).expect("it is there"), b"mine");
+        plant();
+        recorded([1]).write(&path).expect("room for it");
+        assert_eq!(fs::read(&other).expect("it is there"), b"mine");
+        assert!(fs::symlink_metadata(&path).expect("it is there").is_file());
     }
 
     #[test]

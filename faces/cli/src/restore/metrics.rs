@@ -125,7 +125,11 @@ fn write(path: &Path, text: &str) -> io::Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.new", std::process::id()));
     let beside = path.with_file_name(name);
-    let written = fs::write(&beside, text).and_then(|()| fs::rename(&beside, path));
+    // The name can be guessed: a link that another user has put there is not followed.
+    let _ = fs::remove_file(&beside);
+    let written = fs::File::create_new(&beside)
+        .and_then(|mut file| file.write_all(text.as_bytes()))
+        .and_then(|()| fs::rename(&beside, path));
     if written.is_err() {
         let _ = fs::remove_file(&beside);
     }
@@ -214,6 +218,18 @@ mod tests {
         assert!(fs::read_to_string(&path).expect("it is there").contains("quinion_restore_faults_total 0\n"));
         assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 1);
         assert!(Metrics::start(&MetricsTarget::File(folder.path().join("no/such"))).is_err());
+    }
+
+    #[test]
+    fn a_planted_link_is_not_written_through() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (path, other) = (folder.path().join("q.prom"), folder.path().join("other"));
+        fs::write(&other, "mine").expect("room for it");
+        let beside = folder.path().join(format!("q.prom.{}.new", std::process::id()));
+        std::os::unix::fs::symlink(&other, beside).expect("it is new");
+        write(&path, "numbers").expect("it can be written");
+        assert_eq!(fs::read(&other).expect("it is there"), b"mine");
+        assert!(fs::symlink_metadata(&path).expect("it is there").is_file());
     }
 
     /// The connection is fine and takes all of it at once: only the time is up.

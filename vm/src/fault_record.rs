@@ -30,7 +30,7 @@
 //! Not an invariant: that an image with the same fingerprint is the same. A digest of 16 bits takes one of 65,536
 //! changed pages for an unchanged one.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::Path;
@@ -262,6 +262,22 @@ impl FaultRecord {
             let _ = fs::remove_file(&beside);
             FaultRecordError::Write(error)
         })
+    }
+
+    /// As [`FaultRecord::write`], unless the file at `path` is a record of the same image with all of these pages: one
+    /// that a server has written which went on from this record ([`RestoreOptions::replace`]).
+    ///
+    /// [`RestoreOptions::replace`]: crate::RestoreOptions::replace
+    ///
+    /// # Errors
+    /// As [`FaultRecord::write`].
+    pub fn write_unless_contained(&self, path: &Path) -> Result<(), FaultRecordError> {
+        let there = Self::read(path, self.image).ok().filter(|there| there.image == self.image);
+        let pages: HashSet<u32> = there.iter().flat_map(|there| &there.entries).map(|it| it.page).collect();
+        if there.is_some() && self.entries.iter().all(|entry| pages.contains(&entry.page)) {
+            return Ok(());
+        }
+        self.write(path)
     }
 }
 
@@ -576,6 +592,30 @@ mod tests {
         recorded([1]).write(&path).expect("room for it");
         assert_eq!(fs::read(&other).expect("it is there"), b"mine");
         assert!(fs::symlink_metadata(&path).expect("it is there").is_file());
+    }
+
+    #[test]
+    fn a_record_that_another_went_on_from_is_not_written_over_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("record");
+        let read = || FaultRecord::read(&path, IMAGE).expect("a record");
+        let (short, longer) = (recorded([4, 9]), recorded([7, 4, 9, 2]));
+        short.write_unless_contained(&path).expect("there is none yet");
+        assert_eq!(read(), short);
+        longer.write_unless_contained(&path).expect("room for it");
+        assert_eq!(read(), longer);
+        short.write_unless_contained(&path).expect("nothing is to be done");
+        assert_eq!(read(), longer);
+        // Of a page that the file has not, and of another image.
+        let more = recorded([4, 5]);
+        more.write_unless_contained(&path).expect("room for it");
+        assert_eq!(read(), more);
+        let other = FaultRecord { image: ImageIdentity { fingerprint: 8, ..IMAGE }, ..recorded([4]) };
+        other.write_unless_contained(&path).expect("room for it");
+        assert_eq!(read().image(), other.image());
+        fs::write(&path, "no record").expect("room for it");
+        recorded([]).write_unless_contained(&path).expect("room for it");
+        assert!(read().is_empty());
     }
 
     #[test]

@@ -51,12 +51,14 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use http::Monitor;
 use reload::Reload;
-use restores::{Restores, Starter, Starting};
+use restores::{Restores, RunningRestore, Starter, Starting};
 
 /// The deadline for the end of a replaced server, and then for that of its disk tier.
 const REPLACE_MAX: Duration = Duration::from_secs(60);
 /// A store that is gone fails each read; the log has one line of them in this time.
 const FAILURES_EVERY: Duration = Duration::from_secs(2);
+/// How often servers are looked at whose VMs another server may have taken over.
+const REPLACED_EVERY: Duration = Duration::from_secs(1);
 /// A store's message may be in the text, and is as long as the store likes.
 const FAILURE_CHARACTERS_MAX: usize = 1000;
 
@@ -255,6 +257,7 @@ fn serve(
             why = failed_start(starting, told) => Err(why),
             never = monitored => match never {},
             never = log_failures(&server, log) => match never {},
+            never = end_replaced(&restores, log) => match never {},
             never = notify::keep_alive(told) => match never {},
         }
     });
@@ -298,6 +301,20 @@ async fn log_failures(server: &Server, log: Log) -> Infallible {
         for (store, error) in server.take_store_failures() {
             let why: String = error.to_string().chars().take(FAILURE_CHARACTERS_MAX).collect();
             log.event("store failed", &[("store", &store), ("why", &why)]);
+        }
+    }
+}
+
+/// Ends the servers of VMs that another server has taken over.
+async fn end_replaced(restores: &Restores, log: Log) -> Infallible {
+    loop {
+        tokio::time::sleep(REPLACED_EVERY).await;
+        // On threads, since an end may wait for a device. All are begun before one is waited for: the end of this
+        // program cancels the wait, and none of them.
+        let end = |one: RunningRestore| tokio::task::spawn_blocking(move || one.end(log));
+        let ends: Vec<_> = restores.take_replaced().into_iter().map(end).collect();
+        for ended in ends {
+            let _ = ended.await; // should it panic, the other servers go on
         }
     }
 }

@@ -15,6 +15,9 @@
 //! servers, one after the other, and the program waits for it and for signals. If one cannot be started, none is, and
 //! the program ends: a supervisor sees that VMs would find no server.
 //!
+//! A server whose VMs another one has taken over (`quinion restore --replace`) is ended soon: it has the socket open
+//! still, and would keep VMs waiting there, and other servers away, when the other one is no more.
+//!
 //! Not an invariant: that the thread has ended when the program does. It may wait for a store that is gone.
 
 use std::fmt::Display;
@@ -56,11 +59,40 @@ impl Default for Restores {
     }
 }
 
+/// A server that runs.
 #[derive(Debug)]
-struct RunningRestore {
+pub struct RunningRestore {
     socket: String,
     record: Option<PathBuf>,
     server: Server,
+}
+
+impl RunningRestore {
+    /// Ends the server and writes its record. Waits some seconds at most for processes that were killed.
+    pub fn end(self, log: Log) {
+        let Self { socket, record: path, server } = self;
+        let (record, is_replaced) = (server.record(), server.is_replaced());
+        let stats = server.stop();
+        let numbers = [
+            ("vms", stats.vms_total),
+            ("vms_given_up", stats.vms_given_up),
+            ("vms_handed_over", stats.vms_handed_over),
+            ("faults", stats.counters.faults),
+            ("recorded_pages", record.as_ref().map_or(0, FaultRecord::pages)),
+        ];
+        let numbers = numbers.map(|(name, number)| (name, number.to_string()));
+        let mut values = vec![("socket", socket.as_str())];
+        values.extend(numbers.iter().map(|(name, number)| (*name, number.as_str())));
+        let written = record.zip(path).map_or(Ok(()), |(record, path)| {
+            // The other server may have written its own there already.
+            let written =
+                if is_replaced { record.write_unless_contained(&path) } else { record.write(&path) };
+            written.map_err(|error| format!("{}: {error}", path.display()))
+        });
+        let why = written.err();
+        values.extend(why.as_ref().map(|why| ("record_not_written", why.as_str())));
+        log.event("restored", &values);
+    }
 }
 
 /// The result of a start that is under way.
@@ -233,29 +265,16 @@ impl Restores {
         }
     }
 
-    /// Ends the servers, whose VMs are killed or left, and writes their records. Waits some seconds at most for
-    /// processes that were killed.
+    /// Takes out the servers whose VMs another one has taken over, for the caller to end.
+    pub fn take_replaced(&self) -> Vec<RunningRestore> {
+        let mut running = self.running();
+        running.iter_mut().flat_map(|all| all.extract_if(.., |one| one.server.is_replaced())).collect()
+    }
+
+    /// Ends the servers, whose VMs are killed or left, and writes their records.
     pub fn stop(&self, log: Log) {
         let running = self.running().take();
-        for RunningRestore { socket, record: path, server } in running.into_iter().flatten() {
-            let record = server.record();
-            let stats = server.stop();
-            let numbers = [
-                ("vms", stats.vms_total),
-                ("vms_given_up", stats.vms_given_up),
-                ("faults", stats.counters.faults),
-                ("recorded_pages", record.as_ref().map_or(0, FaultRecord::pages)),
-            ];
-            let numbers = numbers.map(|(name, number)| (name, number.to_string()));
-            let mut values = vec![("socket", socket.as_str())];
-            values.extend(numbers.iter().map(|(name, number)| (*name, number.as_str())));
-            let written = record.zip(path).map_or(Ok(()), |(record, path)| {
-                record.write(&path).map_err(|error| format!("{}: {error}", path.display()))
-            });
-            let why = written.err();
-            values.extend(why.as_ref().map(|why| ("record_not_written", why.as_str())));
-            log.event("restored", &values);
-        }
+        running.into_iter().flatten().for_each(|one| one.end(log));
     }
 }
 

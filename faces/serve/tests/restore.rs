@@ -20,10 +20,12 @@ use std::time::{Duration, Instant};
 
 use object_store::path::Path as Key;
 use object_store::{ObjectStore, ObjectStoreExt};
+use quinion::Cache;
 use quinion_service::Client;
 use quinion_testing::vmm::{self, Image, Monitor, Need, PAGE, Plan, kernel};
 use quinion_testing_s3::{self as s3, Fault};
 use quinion_vm::pack::{PackRequest, pack};
+use quinion_vm::{FaultRecord, RestoreOptions, Server as RestoreServer};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
@@ -459,6 +461,106 @@ fn machines_of_one_snapshot_are_ended_in_order_while_another_is_opened() {
     assert_eq!(machine.wait().signal(), Some(Signal::KILL.as_raw()));
     assert!(record.exists() && !socket.exists());
     stage.store.control.release();
+}
+
+/// Set for the process of [`be_the_taker`]: the snapshot and the socket.
+const TAKER: &str = "QUINION_TEST_TAKER";
+
+fn taking_over(flat: &Path, socket: &Path) -> RestoreServer {
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
+    let mut options = RestoreOptions::new();
+    (options.replace, options.record) = (true, true);
+    RestoreServer::start(&cache, flat, socket, options).unwrap()
+}
+
+/// A process that takes over the VMs of a server, says so, and serves them until it is killed.
+#[test]
+fn be_the_taker() {
+    let Ok(places) = std::env::var(TAKER) else { return };
+    let (flat, socket) = places.split_once(' ').unwrap();
+    let _server = taking_over(Path::new(flat), Path::new(socket));
+    println!("taker: serving");
+    std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+}
+
+/// The program with a local snapshot, which can be handed over, and a machine that has touched half of its pages.
+struct Handing {
+    stage: Stage,
+    flat: PathBuf,
+    record: PathBuf,
+    served: Served,
+    machine: Monitor,
+}
+
+impl Handing {
+    fn new(number: u32) -> Self {
+        let stage = Stage::new(Image::new(number, 100));
+        let [flat, record, config] = ["flat", "record", "serve.toml"].map(|of| stage.path(of));
+        stage.image.write(&flat);
+        let table =
+            format!("[[restore]]\nsnapshot = {flat:?}\nsocket = {:?}\nrecord = {record:?}\n", stage.socket());
+        std::fs::write(&config, table).unwrap();
+        let served = Served::start(stage.command(&["--config", config.to_str().unwrap()]));
+        served.says("restoring");
+        let mut machine = Monitor::start(&stage.plan());
+        machine.does("touch 0 50 1");
+        Self { stage, flat, record, served, machine }
+    }
+}
+
+/// 1. Another server takes over, and goes on with the record. This program ends its own server, and writes its record.
+/// 2. The other server writes the longer record.
+/// 3. This program ends. It has nothing to write over that.
+#[test]
+fn a_record_that_a_server_which_took_over_has_written_stays() {
+    if !vmm::has("a_record_that_a_server_which_took_over_has_written_stays", &[REMOVALS]) {
+        return;
+    }
+    let Handing { stage, flat, record, mut served, mut machine } = Handing::new(80);
+    let other = taking_over(&flat, &stage.socket());
+    let restored = served.says("restored");
+    let expected = "vms_handed_over=\"1\"";
+    assert!(restored.contains(expected) && restored.contains("recorded_pages=\"50\""), "{restored}");
+    let pages = || FaultRecord::read(&record, other.image()).unwrap().pages();
+    assert_eq!(pages(), 50);
+    machine.does("touch 0 80 1");
+    other.record().unwrap().write(&record).unwrap();
+    served.signal(Signal::TERM);
+    assert_eq!(served.ended(), Some(0));
+    assert_eq!(pages(), 80);
+    machine.does("touch 0 100 1");
+}
+
+/// 1. Another server takes over, and is killed.
+/// 2. VMMs that connect are refused, and not kept waiting by this program, which has the socket from before.
+/// 3. A new server has the socket.
+#[test]
+fn a_socket_is_free_when_the_server_that_took_it_over_was_killed() {
+    if !vmm::has("a_socket_is_free_when_the_server_that_took_it_over_was_killed", &[REMOVALS]) {
+        return;
+    }
+    let Handing { stage, flat, served, machine, .. } = Handing::new(81);
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "be_the_taker", "--nocapture", "--test-threads=1"]);
+    command.env(TAKER, format!("{} {}", flat.display(), stage.socket().display()));
+    let mut taker = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(taker.stdout.take().unwrap()).lines().map_while(Result::ok);
+    assert!(lines.any(|line| line.contains("taker: serving")), "it has not taken over");
+    taker.kill().unwrap();
+    taker.wait().unwrap();
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
+    let begun = Instant::now();
+    let next = loop {
+        match RestoreServer::start(&cache, &flat, &stage.socket(), RestoreOptions::new()) {
+            Ok(server) => break server,
+            Err(error) => assert!(begun.elapsed() < TIME_MAX, "{error}"),
+        }
+        sleep(Duration::from_millis(20));
+    };
+    Monitor::start(&stage.plan()).does("touch 0 100 2");
+    drop(next);
+    served.stop();
+    drop(machine);
 }
 
 #[test]

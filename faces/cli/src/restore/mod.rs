@@ -242,10 +242,11 @@ fn restore(arguments: &Arc<Arguments>) -> Result<ExitCode, String> {
     if let (Some(metrics), false) = (&metrics, is_replaced) {
         metrics.keep(&stats);
     }
-    let written = record
-        .as_ref()
-        .zip(arguments.record.as_ref())
-        .map_or(Ok(()), |(record, path)| record.write(path).map_err(|error| named(path, &error)));
+    let written = record.as_ref().zip(arguments.record.as_ref()).map_or(Ok(()), |(record, path)| {
+        // The other command may have ended by now, and have written its own there.
+        let written = if is_replaced { record.write_unless_contained(path) } else { record.write(path) };
+        written.map_err(|error| named(path, &error))
+    });
     let form = if arguments.json { Form::Json } else { Form::Text };
     if let Err(code) = crate::print(&report(&stats, record.as_ref(), form).printed(form)) {
         return Ok(code);

@@ -9,7 +9,7 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
@@ -32,8 +32,19 @@ pub(super) fn folder_of(path: &Path) -> &Path {
 }
 
 impl Output {
-    /// A new file beside `out`, with the permissions `mode` at most.
-    pub(super) fn create(out: &Path, mode: u32) -> io::Result<Self> {
+    /// A new file beside `out`, with the permissions at most that `mode_for` has for a file of its group.
+    pub(super) fn create(out: &Path, mode_for: impl Fn(u32) -> u32) -> io::Result<Self> {
+        // The group of a new file is that of this process, or that of its folder: one is made to see which.
+        let group_of = |output: &Self| output.file.metadata().map(|file| file.gid());
+        let group = group_of(&Self::create_with(out, 0o600)?)?;
+        let output = Self::create_with(out, mode_for(group))?;
+        if group_of(&output)? != group {
+            return Err(io::Error::other("the folder was given to another group meanwhile"));
+        }
+        Ok(output)
+    }
+
+    fn create_with(out: &Path, mode: u32) -> io::Result<Self> {
         let mut options = fs::OpenOptions::new();
         options.write(true).create_new(true).mode(mode);
         let mut number = 0;
@@ -105,12 +116,12 @@ mod tests {
     fn a_file_appears_when_it_is_published_and_leaves_nothing_if_it_is_not() {
         let folder = tempfile::tempdir().expect("a folder");
         let out = folder.path().join("pack");
-        let output = Output::create(&out, 0o600).expect("a file");
+        let output = Output::create(&out, |_| 0o600).expect("a file");
         output.write(b"half", 0).expect("room for it");
         assert!(!out.exists());
         drop(output);
         assert!(names(folder.path()).is_empty());
-        let (first, second) = (Output::create(&out, 0o600), Output::create(&out, 0o600));
+        let (first, second) = (Output::create(&out, |_| 0o600), Output::create(&out, |_| 0o600));
         let [first, second] = [first, second].map(|output| output.expect("each has a name of its own"));
         first.write(b"one", 0).expect("room for it");
         second.write(b"another", 0).expect("room for it");
@@ -118,7 +129,7 @@ mod tests {
         let refused = second.publish(false).expect_err("the name is taken");
         assert_eq!(refused.kind(), io::ErrorKind::AlreadyExists);
         assert_eq!((fs::read(&out).expect("the first"), names(folder.path()).len()), (b"one".to_vec(), 1));
-        let third = Output::create(&out, 0o600).expect("a file");
+        let third = Output::create(&out, |_| 0o600).expect("a file");
         third.write(b"three", 0).expect("room for it");
         third.publish(true).expect("it replaces the first");
         assert_eq!(fs::read(&out).expect("the third"), b"three");

@@ -9,7 +9,7 @@
 use std::fs;
 use std::io;
 use std::ops::ControlFlow;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -561,6 +561,39 @@ fn wrong_requests_are_refused_in_words_and_leave_nothing() {
     let mut next = PackRequest::new(vec![flat], folder.path("next"));
     against(&mut next);
     assert_eq!(packed(&next).chunk_bytes, CHUNK as u32);
+}
+
+/// A test that is not root's has no other group to give a file to, and says so.
+#[test]
+fn a_pack_is_readable_for_no_group_that_could_not_read_the_snapshot() {
+    let folder = Folder::new();
+    let flat = folder.flat("flat", &[1; 70_000]);
+    if std::os::unix::fs::chown(&flat, None, Some(12_345)).is_err() {
+        return println!("SKIPPED: a file cannot be given to another group");
+    }
+    let mode_of = |path: &Path| fs::metadata(path).expect("it is there").permissions().mode() & 0o777;
+    let mut request = folder.request(&flat, "pack");
+    request.replace = true;
+    // The umask may take away more.
+    for (mode, most) in [(0o640, 0o600), (0o644, 0o644), (0o604, 0o600), (0o600, 0o600)] {
+        fs::set_permissions(&flat, fs::Permissions::from_mode(mode)).expect("it is ours");
+        packed(&request);
+        let found = mode_of(&request.out);
+        assert_eq!((found & !most, found & 0o600), (0, 0o600), "{mode:o} became {found:o}");
+    }
+    // In a folder that gives its group to its files the pack has the snapshot's.
+    std::os::unix::fs::chown(folder.0.path(), None, Some(12_345)).expect("it is ours");
+    fs::set_permissions(folder.0.path(), fs::Permissions::from_mode(0o2750)).expect("it is ours");
+    fs::set_permissions(&flat, fs::Permissions::from_mode(0o640)).expect("it is ours");
+    packed(&request);
+    let found = mode_of(&request.out);
+    assert_eq!(found & !0o640, 0, "{found:o}");
+    // A pack of that pack, in a folder of another group.
+    let elsewhere = tempfile::tempdir().expect("a folder");
+    let again = PackRequest::new(vec![request.out.clone()], elsewhere.path().join("again"));
+    packed(&again);
+    assert_eq!(mode_of(&again.out) & 0o077, 0);
+    assert_eq!(folder.names(), ["flat", "pack"]);
 }
 
 /// 1. Nothing is at the new pack's name when packing begins.

@@ -24,7 +24,7 @@ use std::fs;
 use std::io;
 use std::ops::{ControlFlow, Range};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use quinion::backend::ReadAt;
@@ -53,17 +53,43 @@ enum Input {
     Pack(Pack),
 }
 
-/// The permissions that each file has whose bytes the pack will have. One that cannot be asked has its owner's alone.
-fn mode_of_all(request: &PackRequest, input: &Input) -> u32 {
-    let mode_of = |path: &Path| fs::metadata(path).map_or(0o600, |it| it.permissions().mode() & 0o666);
-    let names = match input {
-        Input::Pack(pack) => pack.names(),
-        Input::Layers(_) => &[],
-    };
-    let beside = request.layers.first().map_or(Path::new("."), |first| folder_of(first));
-    let layers = request.layers.iter().map(|path| mode_of(path));
-    let others = names.iter().map(|name| mode_of(&beside.join(OsStr::from_bytes(&name.name))));
-    layers.chain(others).fold(0o666, |all, one| all & one)
+/// The permissions that each file has whose bytes the pack will have, and the groups of these files.
+struct Readers {
+    mode: u32,
+    groups: HashSet<u32>,
+}
+
+impl Readers {
+    /// A file that cannot be asked has its owner's permissions alone.
+    fn of(request: &PackRequest, input: &Input) -> Self {
+        let names = match input {
+            Input::Pack(pack) => pack.names(),
+            Input::Layers(_) => &[],
+        };
+        let beside = request.layers.first().map_or(Path::new("."), |first| folder_of(first));
+        let others = names.iter().map(|name| beside.join(OsStr::from_bytes(&name.name)));
+        let mut all = Self { mode: 0o666, groups: HashSet::new() };
+        for path in request.layers.iter().cloned().chain(others) {
+            match fs::metadata(path) {
+                Ok(file) => {
+                    all.mode &= file.mode();
+                    all.groups.insert(file.gid());
+                }
+                Err(_) => all.mode &= 0o600,
+            }
+        }
+        all
+    }
+
+    /// The permissions of a pack of a group. If that is not the one of all files, its members and all others may do
+    /// what the files' groups and all others may.
+    fn mode_for(&self, group: u32) -> u32 {
+        if self.groups.iter().all(|other| *other == group) {
+            return self.mode;
+        }
+        let shared = self.mode & (self.mode >> 3) & 0o006;
+        self.mode & 0o600 | shared << 3 | shared
+    }
 }
 
 impl Input {
@@ -364,7 +390,7 @@ impl<'r> PackWriter<'r> {
         };
         check_names(&candidates, &request.out)?;
         let write_failed = |source| PackError::Write { path: request.out.clone(), source };
-        let mode = mode_of_all(request, &plan.input);
+        let readers = Readers::of(request, &plan.input);
         let worker = |_| {
             let compressor = Compressor::new(request.level).map_err(PackError::Compress)?;
             Ok(PackWorker { compressor, chunk: Vec::new() })
@@ -372,7 +398,7 @@ impl<'r> PackWriter<'r> {
         let mut writer = Self {
             request,
             workers: (0..workers_of_machine()).map(worker).collect::<Result<_, PackError>>()?,
-            output: Output::create(&request.out, mode).map_err(write_failed)?,
+            output: Output::create(&request.out, |group| readers.mode_for(group)).map_err(write_failed)?,
             written: HashMap::new(),
             names: Vec::new(),
             entries: Vec::new(),

@@ -358,6 +358,11 @@ pub enum PeerError {
     NotRegistered { address: u64, source: io::Error },
     #[error(transparent)]
     CutUp(#[from] TooManyPieces),
+    #[error(
+        "the VM moved memory to {address:#x} by a part of a page of {bytes} bytes; send the page size that the memory \
+         is mapped by"
+    )]
+    MovedBetweenPages { address: u64, bytes: u64 },
     #[error("the VM was forked again, and {0} forks of it are served already, the most; end some of them")]
     TooManyForks(usize),
     #[error(

@@ -92,6 +92,15 @@ impl ImagePart {
 #[error("the VM has cut its memory into more than {PIECES_MAX} pieces; let it unmap and move larger ones")]
 pub struct TooManyPieces;
 
+/// Why a move cannot be followed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum MoveError {
+    /// Into more pieces.
+    TooManyPieces(TooManyPieces),
+    /// By a distance that is no multiple of the unit: the memory has smaller pages than the VM has said.
+    BetweenPages,
+}
+
 /// A region as the VM describes it, checked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MappedRegion {
@@ -350,14 +359,17 @@ impl Pages {
     /// Notes that `len` bytes went from `from` to `to`.
     ///
     /// # Errors
-    /// Too many pieces; the pages are as they were.
-    pub fn moved(&mut self, from: u64, to: u64, len: u64) -> Result<(), TooManyPieces> {
+    /// See [`MoveError`]; the pages are as they were.
+    pub fn moved(&mut self, from: u64, to: u64, len: u64) -> Result<(), MoveError> {
         let (gone, target) = (from..from.saturating_add(len), to..to.saturating_add(len));
         let (mut regions, mut moved) = (Vec::new(), Vec::new());
         for region in &self.regions {
             let (before, inside, after) = self.cut(region, &gone);
             regions.extend(before.into_iter().chain(after));
             moved.extend(inside.map(|piece| Region { base: piece.base - from + to, ..piece }));
+        }
+        if !moved.is_empty() && !to.wrapping_sub(from).is_multiple_of(self.unit) {
+            return Err(MoveError::BetweenPages);
         }
         // The mappings that were there before are gone.
         let mut cleared = Vec::with_capacity(regions.len() + moved.len());
@@ -366,7 +378,7 @@ impl Pages {
             cleared.extend(before.into_iter().chain(after));
         }
         cleared.append(&mut moved);
-        self.replace(cleared)
+        self.replace(cleared).map_err(MoveError::TooManyPieces)
     }
 
     fn cut(&self, region: &Region, range: &Range<u64>) -> (Option<Region>, Option<Region>, Option<Region>) {
@@ -425,6 +437,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::takeover::{parse_states, states_bytes};
 
     const UNIT: u64 = 4096;
     const SPAN: u64 = 96;
@@ -613,6 +626,27 @@ mod tests {
         assert!(matches!(pages.need(2 * large, 1 << 16), PageNeed::Zeros { bytes, .. } if bytes == large));
         pages.removed(large + 4096..large + 8192);
         assert!(matches!(pages.need(large, 1 << 16), PageNeed::Supply(_)));
+    }
+
+    /// 1. A VM says that its memory has pages of 2 MiB, and it has pages of 4 KiB.
+    /// 2. It moves 2 MiB by half a page of 2 MiB. Its states could be handed over to no other server.
+    #[test]
+    fn a_move_between_pages_is_an_error_and_the_states_can_still_be_handed_over() {
+        let (large, small) = (2 << 20, 4096);
+        let mut pages = Pages::new(large, &[MappedRegion { base: large, offset: 0, bytes: 4 * large }]);
+        pages.supplied(large..2 * large);
+        let before = pages.clone();
+        for (from, to) in [(large, 9 * large + small), (large + small, 9 * large), (3 * large, small)] {
+            assert_eq!(pages.moved(from, to, 2 * large), Err(MoveError::BetweenPages));
+            assert!(pages.states().eq(before.states()), "nothing was moved");
+        }
+        // Less than a page, of none of the regions, and by whole pages.
+        pages.moved(large, 9 * large + small, small).expect("no whole page");
+        pages.moved(64 * large, 9 * large + small, large).expect("it is no region's");
+        pages.moved(large + small, 9 * large + small, 2 * large).expect("a multiple");
+        pages.check();
+        let bytes = states_bytes(std::iter::once(&pages));
+        assert!(parse_states(&bytes, 1, 4 * large).is_ok());
     }
 
     #[test]

@@ -36,7 +36,7 @@ use quinion::internals::units::PAGE_SIZE;
 use quinion::{Error, File, Image};
 
 use super::fault_record::{RecordedPage, Recorder};
-use super::pages::{ImagePart, PageNeed, Pages};
+use super::pages::{ImagePart, MoveError, PageNeed, Pages};
 use super::replay::{Replay, ReplayCursor};
 use super::snapshot::Snapshot;
 use super::stats::RestoreCounters;
@@ -527,7 +527,13 @@ impl Vm {
                 self.count(|counters| counters.removed_bytes += bytes);
             }
             Message::Unmapped(range) => space.pages.unmapped(range)?,
-            Message::Moved { from, to, len } => space.pages.moved(from, to, len)?,
+            Message::Moved { from, to, len } => {
+                let bytes = space.pages.unit();
+                space.pages.moved(from, to, len).map_err(|wrong| match wrong {
+                    MoveError::TooManyPieces(wrong) => wrong.into(),
+                    MoveError::BetweenPages => PeerError::MovedBetweenPages { address: to, bytes },
+                })?;
+            }
             Message::Forked(uffd) => {
                 let pages = space.pages.clone();
                 self.add_space(Space::new(uffd, pages))?;

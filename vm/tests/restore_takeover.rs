@@ -15,10 +15,11 @@ use std::io::{IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use quinion_vm::{Event, OnFailure, RestoreOptions, Server, identify};
 use rustix::net::{
@@ -89,7 +90,9 @@ fn said(socket: &OwnedFd) -> String {
 
 /// Waits until a successor's last packet was read.
 fn wait_until_replaced(server: &Server) {
+    let begun = Instant::now();
     while !server.is_replaced() {
+        assert!(begun.elapsed() < Duration::from_secs(120), "it is not replaced");
         std::thread::yield_now();
     }
 }
@@ -295,6 +298,56 @@ fn a_machine_whose_successor_ends_before_it_serves_is_given_up() {
     assert_eq!((stats.vms_handed_over, stats.vms_given_up), (0, 1));
 }
 
+/// 1. A successor says something wrong, and `taken` right behind it: both are there when the running server reads.
+/// 2. That finds the second when it has shut the socket. No more can come: the end of packets is not the successor's.
+#[test]
+fn a_machine_whose_successor_takes_it_in_the_last_moment_is_the_successors_and_lives() {
+    let test = "a_machine_whose_successor_takes_it_in_the_last_moment_is_the_successors_and_lives";
+    if !vmm::has(test, &[REMOVALS]) {
+        return;
+    }
+    let stage = Stage::new(Image::new(46, 200));
+    let server = stage.serve(RestoreOptions::default());
+    let mut monitor = Monitor::start(&stage.plan());
+    monitor.does("touch 0 100 2");
+    // As long as it waits for the first of them, it reads nothing of the second.
+    let (first, socket) = (ask(&stage), ask(&stage));
+    send(&socket, request(&stage).as_bytes(), &[]).unwrap();
+    send(&socket, b"[]", &[]).unwrap();
+    send(&socket, TAKEN, &[]).unwrap();
+    drop(first);
+    let (_, doors) = receive(&socket);
+    let _vm = (receive(&socket), receive(&socket));
+    wait_until_replaced(&server);
+    let stats = server.stop();
+    assert_eq!((stats.vms_handed_over, stats.vms_given_up), (1, 0));
+    assert_eq!(rustix::io::read(&doors[3], &mut [0; 8]), Err(rustix::io::Errno::AGAIN));
+    assert!(stage.socket().exists(), "it is the successor's");
+    monitor.does("touch 0 100 2"); // it was not killed
+}
+
+/// 1. A peer is silent, and may be so for an hour. A successor asks, and waits for that peer.
+/// 2. The successor hangs up. The running server accepts machines again.
+#[test]
+fn a_successor_that_hangs_up_while_a_peer_is_waited_for_keeps_no_machine_out() {
+    let test = "a_successor_that_hangs_up_while_a_peer_is_waited_for_keeps_no_machine_out";
+    if !vmm::has(test, &[REMOVALS]) {
+        return;
+    }
+    let stage = Stage::new(Image::new(47, 200));
+    let server = stage.serve(options(|o| o.greeting = Duration::from_secs(3600)));
+    let _silent = UnixStream::connect(stage.socket()).unwrap();
+    // It was accepted before this one.
+    let mut monitor = Monitor::start(&stage.plan());
+    monitor.does("touch 0 100 2");
+    let socket = ask(&stage);
+    send(&socket, request(&stage).as_bytes(), &[]).unwrap();
+    drop(socket);
+    Monitor::start(&stage.plan()).does("touch 0 200 2");
+    monitor.does("touch 0 200 2");
+    assert!(!server.is_replaced());
+}
+
 /// The last packet decides, also if the successor ends right behind it, once it serves.
 #[test]
 fn a_successor_that_serves_has_all_even_if_it_ends_at_once() {
@@ -440,6 +493,8 @@ impl MadeUp {
     fn hand_over(&self, vms: u64, whole: u64) {
         let socket = rustix::net::accept(&self.door).unwrap();
         assert!(said(&socket).starts_with("{\"quinion_takeover\":1"));
+        // It takes no answer, however soon that comes.
+        rustix::net::shutdown(&socket, rustix::net::Shutdown::Read).unwrap();
         let pid = rustix::process::Pid::from_child(&self.process);
         let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
         let offer = format!("{{\"quinion_takeover\":1,\"vms\":{vms},\"inodes\":[1,2],\"record_bytes\":0}}");

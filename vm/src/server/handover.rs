@@ -22,7 +22,9 @@
 //!
 //! **A successor that dies between** the decision and its first look at a VM would leave VMs that nothing serves. So it
 //! says that it serves, and until then the descriptors are kept here. If it ends without that word, the VMs are given
-//! up here: by then it may have supplied pages, and what it has noted of others is lost with it.
+//! up here: by then it may have supplied pages, and what it has noted of others is lost with it. The word is waited for
+//! as long as the successor is there, however late it is. It is not waited for if this server ends, nor if `Taken` was
+//! found when the socket had been shut: behind that nothing can come, and the end of the connection means nothing.
 //!
 //! VMs that have mapped the image's memory cannot be handed over: the pages that they have not touched are this
 //! process's to fill. With such a VM there is no takeover of any.
@@ -40,7 +42,7 @@ use rustix::net::SocketFlags;
 use rustix::process::{PidfdFlags, geteuid, getpid, pidfd_open};
 
 use super::connection::{Connection, ConnectionState, Kind};
-use super::packets::PacketSocket;
+use super::packets::{Packet, PacketSocket};
 use super::{GRACE, SOON, SWEEP, Shared};
 use crate::takeover::{
     TakeoverAnswer, TakeoverError, TakeoverOffer, TakeoverRequest, VM_DESCRIPTORS_MAX, VmHead,
@@ -119,7 +121,7 @@ impl Shared {
             return Err(TakeoverError::OtherSnapshot);
         }
         let mut paused = PausedServer::new(self)?;
-        paused.take_vms()?;
+        paused.take_vms(socket)?;
         socket.set_bound(HANDOVER_MAX);
         let vms = paused.vms.len() as u64;
         if vms > request.vms_max {
@@ -127,17 +129,19 @@ impl Shared {
         }
         paused.send(socket).map_err(|why| refusal_in(socket).unwrap_or(why))?;
         match socket.receive().and_then(|packet| TakeoverAnswer::parse(&packet.bytes)) {
-            Ok(()) => {}
+            Ok(()) => {
+                socket.clear_bound();
+                if has_died(|| socket.receive()) {
+                    // It may have supplied pages that are not noted here, so they cannot be served again.
+                    paused.give_up_vms();
+                    return Err(TakeoverError::HungUp);
+                }
+            }
             Err(why) => match socket.shut() {
                 // It came in the last moment.
                 Some(packet) => TakeoverAnswer::parse(&packet.bytes)?,
                 None => return Err(why),
             },
-        }
-        if has_died(socket) {
-            // It may have supplied pages that are not noted here, so they cannot be served again.
-            paused.give_up_vms();
-            return Err(TakeoverError::HungUp);
         }
         paused.forget_vms();
         Ok(())
@@ -149,12 +153,20 @@ impl Shared {
         table.accepting > 0 || table.connections.values().any(|connection| connection.may_greet())
     }
 
-    /// Waits until `is_so`.
-    fn wait_until(&self, at_most: Duration, is_so: impl Fn() -> bool) -> Result<(), TakeoverError> {
+    /// Waits until `is_so`, as long as the successor does.
+    fn wait_until(
+        &self,
+        at_most: Duration,
+        successor: &PacketSocket,
+        is_so: impl Fn() -> bool,
+    ) -> Result<(), TakeoverError> {
         let until = Instant::now() + at_most;
         while !is_so() {
             if self.is_ending.load(Ordering::Relaxed) {
                 return Err(TakeoverError::Ending);
+            }
+            if successor.has_hung_up() {
+                return Err(TakeoverError::HungUp);
             }
             if Instant::now() >= until {
                 return Err(TakeoverError::Busy);
@@ -165,11 +177,11 @@ impl Shared {
     }
 }
 
-/// Whether a successor that has taken all ends before it serves. One that takes long is not dead.
-fn has_died(socket: &PacketSocket) -> bool {
+/// Whether a successor that has taken all ends before it serves. One that takes long is not dead, and may die yet.
+fn has_died(mut receive: impl FnMut() -> Result<Packet, TakeoverError>) -> bool {
     loop {
-        match socket.receive().map(|packet| TakeoverAnswer::is_serving(&packet.bytes)) {
-            Ok(false) => {}
+        match receive().map(|packet| TakeoverAnswer::is_serving(&packet.bytes)) {
+            Ok(false) | Err(TakeoverError::Late | TakeoverError::BadMessage(_)) => {}
             Err(TakeoverError::HungUp) => return true,
             Ok(true) | Err(_) => return false,
         }
@@ -190,14 +202,15 @@ impl<'a> PausedServer<'a> {
     }
 
     /// Takes each VM from the workers.
-    fn take_vms(&mut self) -> Result<(), TakeoverError> {
+    fn take_vms(&mut self, successor: &PacketSocket) -> Result<(), TakeoverError> {
         let shared = self.shared;
         // VMs are served meanwhile: a peer may take as long as a message may.
         let greetings = shared.options.greeting + GRACE + 2 * SWEEP;
-        shared.wait_until(greetings, || !shared.is_greeting())?;
+        shared.wait_until(greetings, successor, || !shared.is_greeting())?;
         self.connections = shared.table().connections.values().cloned().collect();
         self.connections.iter().for_each(|connection| connection.pause(true));
-        shared.wait_until(BUSY_MAX, || !self.connections.iter().any(|connection| connection.is_busy()))?;
+        let is_busy = || self.connections.iter().any(|connection| connection.is_busy());
+        shared.wait_until(BUSY_MAX, successor, || !is_busy())?;
         for connection in &self.connections {
             let serving = connection.take_if(|stage| matches!(stage, ConnectionState::Serving(_)));
             // Others are dying, or over: their end is this server's affair.
@@ -295,5 +308,30 @@ impl Drop for PausedServer<'_> {
             shared.table().is_paused = false;
             shared.arm(shared.listener.as_fd(), 0, Kind::Listener);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A successor that says and does this, one after the other.
+    fn dies(said: Vec<Result<&str, TakeoverError>>) -> bool {
+        let mut said = said.into_iter();
+        has_died(|| {
+            let text = said.next().expect("it is decided by then")?;
+            Ok(Packet { bytes: text.into(), fds: Vec::new() })
+        })
+    }
+
+    #[test]
+    fn a_successor_that_is_late_is_waited_for_until_it_serves_or_dies() {
+        let serving = || Ok(r#"{"quinion_takeover":1,"answer":"serving"}"#);
+        let late = || Err(TakeoverError::Late);
+        let hung_up = || Err(TakeoverError::HungUp);
+        assert!(dies(vec![late(), late(), hung_up()]));
+        assert!(dies(vec![Ok("[]"), Err(TakeoverError::BadMessage("long".into())), hung_up()]));
+        assert!(!dies(vec![late(), serving()]));
+        assert!(!dies(vec![late(), Err(TakeoverError::Ending)]));
     }
 }

@@ -67,6 +67,17 @@ impl PacketSocket {
         self.bound = Some(Instant::now() + all);
     }
 
+    /// Each packet alone has its time from here on.
+    pub(super) fn clear_bound(&mut self) {
+        self.bound = None;
+    }
+
+    /// Whether the other end is closed.
+    pub(super) fn has_hung_up(&self) -> bool {
+        let mut fds = [PollFd::new(&self.socket, PollFlags::RDHUP)];
+        poll(&mut fds, Some(&timespec(Duration::ZERO))).is_ok_and(|ready| ready > 0)
+    }
+
     pub(super) fn ending(&self) -> Option<BorrowedFd<'_>> {
         self.ending.as_ref().map(|ending| ending.as_fd())
     }
@@ -227,10 +238,24 @@ mod tests {
     #[test]
     fn a_shut_socket_has_the_packets_that_were_sent_before_and_gets_no_other() {
         let [one, other] = pair();
+        assert!(!one.has_hung_up());
         one.send(b"before", &[]).expect("it fits");
         assert_eq!(other.shut().expect("it had come").bytes, b"before");
         assert!(matches!(one.send(b"behind", &[]), Err(TakeoverError::HungUp)));
         assert!(other.shut().is_none());
+        drop(other);
+        assert!(one.has_hung_up());
+    }
+
+    #[test]
+    fn packets_without_a_bound_for_all_have_their_own_time() {
+        let [mut one, other] = pair();
+        one.set_bound(Duration::ZERO);
+        assert!(matches!(one.receive(), Err(TakeoverError::Late)));
+        one.clear_bound();
+        let closes = std::thread::spawn(move || drop(other));
+        assert!(matches!(one.receive(), Err(TakeoverError::HungUp)));
+        closes.join().expect("it does not panic");
     }
 
     #[test]

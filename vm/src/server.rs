@@ -44,6 +44,10 @@
 //! A peer that is refused may have handed over its memory already, in a message that was not read. So the server first
 //! reads the messages that have arrived: if a userfaultfd is there, the peer counts as a VM that cannot be served.
 //!
+//! **The end.** First nothing can connect any more: the listener is shut, unless it is another server's by now. All
+//! that have connected are accepted, so that each VM among them is killed or left as the others are. One that stayed in
+//! the backlog would wait in its first fault without end.
+//!
 //! A VM that is given up stays, with its descriptor, until its process is no more: else its memory would read as zeros.
 //! If epoll has no room to tell of that, it is looked at now and then.
 //!
@@ -55,8 +59,8 @@
 //!
 //! Invariants:
 //!  1. A connection has one stage, and one worker at most has it, or the thread that greets it.
-//!  2. The table has `vms_max` connections at most, dying VMs included; beside them [`REFUSED_MAX`] dying ones that
-//!     were refused for want of a place.
+//!  2. Until the server ends, the table has `vms_max` connections at most, dying VMs included; beside them
+//!     [`REFUSED_MAX`] dying ones that were refused for want of a place.
 //!  3. When an entry of `soon` is due, a waiting worker is woken, however busy the one is that put it there.
 //!  4. The server removes the socket's file only if it is its own.
 //!  5. A VM that waits for a read is looked at again every [`READ_CHECK`], whether it is woken or not.
@@ -419,7 +423,7 @@ impl Server {
         Some(recorder.lock().unwrap_or_else(PoisonError::into_inner).record())
     }
 
-    /// Ends the server, as dropping it does: no peer is accepted any more, and VMs that are still there are killed or
+    /// Ends the server, as dropping it does: no peer can connect any more, and VMs that are still there are killed or
     /// left, as [`RestoreOptions::on_failure`] says. Returns the totals.
     pub fn stop(mut self) -> RestoreStats {
         self.end();
@@ -432,11 +436,21 @@ impl Server {
             self.workers.drain(..).chain(self.handover.take()).for_each(std::mem::forget);
             return;
         }
-        self.shared.is_ending.store(true, Ordering::Relaxed);
+        if self.shared.is_ending.swap(true, Ordering::Relaxed) {
+            return; // it was stopped, and is dropped now
+        }
         let _ = rustix::io::write(&self.shared.ending, &1_u64.to_ne_bytes());
         if let Some(handover) = self.handover.take() {
             // VMs that it has are put back, or are another server's, when it has ended.
             let _ = handover.join();
+        }
+        if !self.is_replaced() {
+            let paths =
+                [SocketAddress::Vmms, SocketAddress::Successors].map(|which| which.path(&self.socket));
+            for (path, inode) in paths.iter().zip(self.shared.inodes) {
+                remove_if_same(path, inode);
+            }
+            self.shared.accept_rest();
         }
         self.shared.wake_worker();
         for worker in self.workers.drain(..) {
@@ -444,13 +458,6 @@ impl Server {
             let _ = worker.join();
         }
         self.shared.drop_all();
-        if self.is_replaced() {
-            return;
-        }
-        let paths = [SocketAddress::Vmms, SocketAddress::Successors].map(|which| which.path(&self.socket));
-        for (path, inode) in paths.iter().zip(self.shared.inodes) {
-            remove_if_same(path, inode);
-        }
     }
 }
 

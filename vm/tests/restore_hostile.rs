@@ -340,6 +340,29 @@ fn silent_peers_are_waited_for_and_no_other_is_refused_for_them() {
     assert_eq!((stats.vms_total, stats.vms_given_up, stats.peers_refused), (3, 0, 6));
 }
 
+/// 1. A silent peer has the only place. A machine waits in the backlog, with its message, in its first fault.
+/// 2. The server ends. The machine would wait without end if it were left there.
+#[test]
+fn a_machine_that_has_connected_and_was_not_accepted_is_ended_with_the_server() {
+    let test = "a_machine_that_has_connected_and_was_not_accepted_is_ended_with_the_server";
+    if !vmm::has(test, &[REMOVALS]) {
+        return;
+    }
+    let stage = Stage::new();
+    let options = options(|o| {
+        o.greeting = Duration::from_secs(3600);
+        o.vms_max = 1;
+    });
+    let server = stage.serve(options);
+    let (silent, mut machine) = (stage.connect(), Monitor::idle());
+    machine.does(&Plan::new(stage.socket(), stage.image).command());
+    machine.tell("touch 0 1 1");
+    server.stop();
+    assert_eq!(machine.wait().signal(), Some(libc::SIGKILL));
+    assert!(!stage.socket().exists());
+    assert_eq!(rest(silent), "");
+}
+
 /// One worker may learn of the next machine while another worker still closes the previous one.
 #[test]
 fn a_machine_that_comes_when_the_last_has_ended_is_served() {

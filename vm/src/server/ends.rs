@@ -135,7 +135,15 @@ impl Shared {
     }
 
     pub(super) fn drop_all(&self) {
-        let all: Vec<Arc<Connection>> = self.table().connections.values().cloned().collect();
+        let until = Instant::now() + ENDING;
+        while self.table().accepting > 0 && Instant::now() < until {
+            std::thread::sleep(SOON);
+        }
+        let all: Vec<Arc<Connection>> = {
+            let mut table = self.table();
+            table.is_closed = true;
+            table.connections.values().cloned().collect()
+        };
         // A message that has come and was not read may hand over memory, too: their threads check.
         for connection in all.iter().filter(|connection| connection.may_greet()) {
             let _ = rustix::net::shutdown(&connection.socket, Shutdown::Read);

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use rustix::event::PollFlags;
 use rustix::event::epoll;
 use rustix::io::Errno;
-use rustix::net::SocketFlags;
+use rustix::net::{Shutdown, SocketFlags};
 
 use super::connection::{Connection, ConnectionSlot, ConnectionState, HeldUffds, Kind, token};
 use super::{DYING, GRACE, LISTENER, ONCE, REFUSED_MAX, SHORT_OF_DESCRIPTORS, SOON, SWEEP, Shared};
@@ -51,8 +51,8 @@ enum AcceptState {
 
 impl Shared {
     pub(super) fn accept(self: &Arc<Self>) {
-        if self.table().is_paused {
-            // It is armed again when VMs were not handed over.
+        // If it is paused it is armed again when VMs were not handed over.
+        if self.table().is_paused || self.is_ending.load(Ordering::Relaxed) {
             return;
         }
         match self.accept_state() {
@@ -137,11 +137,36 @@ impl Shared {
         met
     }
 
+    /// At the server's end: nothing connects from here on, and all that have connected get a thread that greets them.
+    pub(super) fn accept_rest(self: &Arc<Self>) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let _ = rustix::net::shutdown(&self.listener, Shutdown::Both);
+        loop {
+            let socket = match rustix::net::accept_with(&self.listener, flags) {
+                Ok(socket) => socket,
+                Err(Errno::INTR | Errno::CONNABORTED) => continue,
+                Err(Errno::AGAIN | Errno::INVAL) => return, // none is left
+                Err(error) => return self.tell(&Event::CannotAccept(error.into())),
+            };
+            let Some((connection, wrong)) = self.identify_peer(socket) else { return };
+            self.table().threads += 1;
+            let counted = PeerThread(Arc::downgrade(self));
+            let thread = std::thread::Builder::new().name("quinion-peer".to_owned());
+            let started = thread.spawn(move || {
+                signal::block_all();
+                greet(&counted.0, connection, wrong);
+                drop(counted);
+            });
+            if let Err(error) = started {
+                self.tell(&Event::CannotAccept(error));
+            }
+        }
+    }
+
     fn identify_peer(&self, socket: OwnedFd) -> Option<(Arc<Connection>, Option<PeerError>)> {
         let (peer, vms_max) = (Peer::of(socket.as_fd()), self.options.vms_max);
         let mut table = self.table();
-        // Under the table's lock: the thread that ends the server sees to all that are in it.
-        if self.is_ending.load(Ordering::Relaxed) {
+        if table.is_closed {
             return None;
         }
         let has_capacity = table.connections.len() - table.refused.len() < vms_max;
@@ -277,9 +302,15 @@ fn greet_next(server: &Weak<Shared>) {
     let Some(shared) = server.upgrade() else { return };
     let accepted = shared.accept_pending();
     shared.table().accepting -= 1;
-    let Some((connection, wrong)) = accepted else { return };
-    let at_most = shared.options.greeting;
     drop(shared);
+    if let Some((connection, wrong)) = accepted {
+        greet(server, connection, wrong);
+    }
+}
+
+/// Gets to know a peer that was accepted; on its thread.
+fn greet(server: &Weak<Shared>, connection: Arc<Connection>, wrong: Option<PeerError>) {
+    let Some(at_most) = server.upgrade().map(|shared| shared.options.greeting) else { return };
     let mut greeting = Handshake::new();
     let received = match wrong {
         Some(wrong) => Err(wrong),

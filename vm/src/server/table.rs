@@ -24,6 +24,8 @@ pub(super) struct Table {
     pub(super) accepting: usize,
     /// No peer is accepted: VMs are being handed over, or were.
     pub(super) is_paused: bool,
+    /// The server ends, and has seen to all that are here: no other is added.
+    pub(super) is_closed: bool,
     pub(super) last: u64,
     pub(super) ahead: VecDeque<u64>,
     pub(super) soon: VecDeque<(Instant, u64)>,

@@ -61,8 +61,10 @@ const READS_MAX: usize = 16;
 const WAITING_MAX: usize = 1 << 16;
 /// Faults in no region in a row that are taken for memory that was unmapped meanwhile.
 const STRAYS_MAX: u32 = 256;
-/// How long one fault may find no memory for its page.
+/// How long one fault may find no memory for its page, and how often at least: a server that was stopped meanwhile has
+/// not looked for long.
 const SHORTAGE_MAX: Duration = Duration::from_secs(10);
+const SHORTAGE_LOOKS_MIN: u32 = 100;
 /// No thread waits for a page.
 const NO_PAGE: u64 = u64::MAX;
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -168,13 +170,19 @@ struct PendingFault {
     since: Instant,
     /// Whether its page is on its way, and no worker waits for it.
     awaits_read: bool,
-    /// When there was no memory for its page first.
-    short_since: Option<Instant>,
+    shortage: Option<Shortage>,
+}
+
+/// There was no memory for a fault's page, from some time on, so many times in a row.
+#[derive(Clone, Copy, Debug)]
+struct Shortage {
+    since: Instant,
+    looks: u32,
 }
 
 impl PendingFault {
     fn new(fault: Fault, since: Instant) -> Self {
-        Self { fault, since, awaits_read: false, short_since: None }
+        Self { fault, since, awaits_read: false, shortage: None }
     }
 }
 
@@ -463,7 +471,7 @@ impl Vm {
                 FaultAnswer::Again => self.put_back(at, waiting),
                 FaultAnswer::Short => self.put_back_short(at, waiting)?,
                 FaultAnswer::Reading => {
-                    let waiting = PendingFault { awaits_read: true, ..waiting };
+                    let waiting = PendingFault { awaits_read: true, shortage: None, ..waiting };
                     self.spaces[at].waiting.push_back(waiting);
                 }
                 FaultAnswer::Stray => self.note_stray(at, waiting.fault.address)?,
@@ -585,19 +593,21 @@ impl Vm {
 
     fn put_back(&mut self, at: usize, waiting: PendingFault) {
         self.count(|counters| counters.retries += 1);
-        self.spaces[at].waiting.push_back(PendingFault { awaits_read: false, ..waiting });
+        let waiting = PendingFault { awaits_read: false, shortage: None, ..waiting };
+        self.spaces[at].waiting.push_back(waiting);
     }
 
     /// There was no memory for its page, also none to read a copy by. Others need what they have for a moment only.
     fn put_back_short(&mut self, at: usize, waiting: PendingFault) -> Result<(), PeerError> {
         self.is_short = true;
-        let short_since = waiting.short_since.unwrap_or_else(Instant::now);
-        if short_since.elapsed() > SHORTAGE_MAX {
+        let mut shortage = waiting.shortage.unwrap_or(Shortage { since: Instant::now(), looks: 0 });
+        shortage.looks += 1;
+        if shortage.since.elapsed() > SHORTAGE_MAX && shortage.looks >= SHORTAGE_LOOKS_MIN {
             let text = "all of the cache is pinned; give it more memory, or drop pins".to_owned();
             let source = Error::invalid_input(text);
             return Err(PeerError::NoMemory { offset: waiting.fault.address, source });
         }
-        let waiting = PendingFault { awaits_read: false, short_since: Some(short_since), ..waiting };
+        let waiting = PendingFault { awaits_read: false, shortage: Some(shortage), ..waiting };
         self.spaces[at].waiting.push_back(waiting);
         Ok(())
     }

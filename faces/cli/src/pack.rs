@@ -37,7 +37,8 @@ one of its pack, too.
 
 The pack is written under another name beside FILE (FILE.PID-0.new), synced, and renamed: it appears
 whole or not at all. If this command is killed (SIGKILL), the file of the other name is left behind.
-It is readable for no user and no group that may not read the snapshot.
+By its mode it is readable for no user and no group that may not read the snapshot; access lists
+are not looked at.
 
 Exit status: 0 all went well; 1 nothing was written, or a chunk is damaged; 2 the command line is
 wrong."#;

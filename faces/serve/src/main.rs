@@ -51,7 +51,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use http::Monitor;
 use reload::Reload;
-use restores::{Restores, RunningRestore, Starter, Starting};
+use restores::{Restores, Starter, Starting};
 
 /// The deadline for the end of a replaced server, and then for that of its disk tier.
 const REPLACE_MAX: Duration = Duration::from_secs(60);
@@ -309,13 +309,7 @@ async fn log_failures(server: &Server, log: Log) -> Infallible {
 async fn end_replaced(restores: &Restores, log: Log) -> Infallible {
     loop {
         tokio::time::sleep(REPLACED_EVERY).await;
-        // On threads, since an end may wait for a device. All are begun before one is waited for: the end of this
-        // program cancels the wait, and none of them.
-        let end = |one: RunningRestore| tokio::task::spawn_blocking(move || one.end(log));
-        let ends: Vec<_> = restores.take_replaced().into_iter().map(end).collect();
-        for ended in ends {
-            let _ = ended.await; // should it panic, the other servers go on
-        }
+        restores.end_replaced(log);
     }
 }
 

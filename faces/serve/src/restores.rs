@@ -23,6 +23,7 @@
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use quinion::Cache;
@@ -51,17 +52,23 @@ pub struct Starter {
 pub struct Restores {
     /// `None` once they were stopped: one that starts later ends at once.
     running: Arc<Mutex<Option<Vec<RunningRestore>>>>,
+    /// Threads that end those that were replaced.
+    ends: Arc<Mutex<Vec<JoinHandle<()>>>>,
+}
+
+fn take<T>(place: &Mutex<Option<T>>) -> Option<T> {
+    place.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
 impl Default for Restores {
     fn default() -> Self {
-        Self { running: Arc::new(Mutex::new(Some(Vec::new()))) }
+        Self { running: Arc::new(Mutex::new(Some(Vec::new()))), ends: Arc::default() }
     }
 }
 
 /// A server that runs.
 #[derive(Debug)]
-pub struct RunningRestore {
+struct RunningRestore {
     socket: String,
     record: Option<PathBuf>,
     server: Server,
@@ -69,7 +76,7 @@ pub struct RunningRestore {
 
 impl RunningRestore {
     /// Ends the server and writes its record. Waits some seconds at most for processes that were killed.
-    pub fn end(self, log: Log) {
+    fn end(self, log: Log) {
         let Self { socket, record: path, server } = self;
         let (record, is_replaced) = (server.record(), server.is_replaced());
         let stats = server.stop();
@@ -265,16 +272,29 @@ impl Restores {
         }
     }
 
-    /// Takes out the servers whose VMs another one has taken over, for the caller to end.
-    pub fn take_replaced(&self) -> Vec<RunningRestore> {
+    /// Ends the servers whose VMs another one has taken over, each on a thread of its own, since an end may wait for a
+    /// device. One for which the system has no thread is tried again by the next call.
+    pub fn end_replaced(&self, log: Log) {
         let mut running = self.running();
-        running.iter_mut().flat_map(|all| all.extract_if(.., |one| one.server.is_replaced())).collect()
+        let Some(all) = running.as_mut() else { return };
+        let replaced: Vec<_> = all.extract_if(.., |one| one.server.is_replaced()).collect();
+        for one in replaced {
+            let one = Arc::new(Mutex::new(Some(one)));
+            let of_thread = Arc::clone(&one);
+            let end = move || take(&of_thread).into_iter().for_each(|one| one.end(log));
+            match std::thread::Builder::new().name("quinion-end".to_owned()).spawn(end) {
+                Ok(thread) => self.ends.lock().unwrap_or_else(PoisonError::into_inner).push(thread),
+                Err(_) => all.extend(take(&one)),
+            }
+        }
     }
 
-    /// Ends the servers, whose VMs are killed or left, and writes their records.
+    /// Ends the servers, whose VMs are killed or left, and writes their records. Waits for ends that have begun.
     pub fn stop(&self, log: Log) {
         let running = self.running().take();
         running.into_iter().flatten().for_each(|one| one.end(log));
+        let ends = std::mem::take(&mut *self.ends.lock().unwrap_or_else(PoisonError::into_inner));
+        ends.into_iter().for_each(|end| drop(end.join())); // should one have panicked, the others have ended
     }
 }
 

@@ -26,7 +26,7 @@
 //! | step | instructions |
 //! |---|---|
 //! | the look without a lock, the call and its counters, the bytes copied out | 760 |
-//! | readahead decides that the page is read alone, and whether it may have come | 700 |
+//! | readahead decides that the page is read alone, and whether it has come | 770 |
 //! | victims found, a 64th of a batch | 420 |
 //! | victims evicted, a 64th of a batch: sorted, located, retired, a shadow for each, frames given back | 760 |
 //! | charge, place in the rings, frame, invalidation held off | 520 |

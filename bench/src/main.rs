@@ -65,6 +65,9 @@ struct Arguments {
     /// Counted repetitions of each case; 5 if not given, 1 to 3 where one takes long, 3 in a quick run.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     repeat: Option<u16>,
+    /// Only the cases that have this text in their names, as the tables print them.
+    #[arg(long, value_name = "TEXT", conflicts_with = "out")]
+    case: Option<String>,
     /// Keep the run in this folder, which is made if it is not there: the lines of --json as rows.jsonl, how streams
     /// went as series.jsonl, the machine as machine.txt, and index.html, one page with bars and curves that needs no
     /// other file and no network. An older run in there is replaced as a whole, when this one is over, by what this
@@ -150,6 +153,7 @@ fn main() -> ExitCode {
     };
     let form = if arguments.json { Form::Json } else { Form::Text };
     let mut bench = Bench::new(&experiments, settings, form, kept);
+    bench.wanted = arguments.case.unwrap_or_default();
     match bench.run(&experiments) {
         Ok(()) => bench.code,
         Err(code) => code,
@@ -248,6 +252,8 @@ struct Bench {
     settings: Settings,
     form: Form,
     kept: Option<Kept>,
+    /// What the name of a case has in it if it is to be measured.
+    wanted: String,
     bar: Bar,
     lost: String,
     unsteady: String,
@@ -262,6 +268,7 @@ impl Bench {
             settings,
             form,
             kept,
+            wanted: String::new(),
             bar,
             lost: String::new(),
             unsteady: String::new(),
@@ -304,7 +311,11 @@ impl Bench {
             print(&format!("\nnot steady, and so neither won nor lost:\n{}", self.unsteady))?;
         }
         if !self.has_measured {
-            return Err(complain(&"nothing was measured: what would help is said above"));
+            let why = match self.wanted.as_str() {
+                "" => "nothing was measured: what would help is said above".to_owned(),
+                text => format!("nothing was measured: no case that could be has `{text}` in its name"),
+            };
+            return Err(complain(&why));
         }
         Ok(())
     }
@@ -317,6 +328,10 @@ impl Bench {
         let [mut ready, each] = experiment.takes_of(&self.settings, cases.len());
         for case in cases {
             let (case_name, mut expected) = (case.name().to_owned(), case.repetitions(&self.settings));
+            if !case_name.contains(&self.wanted) {
+                self.bar.skipped(each * expected as f64);
+                continue;
+            }
             self.bar.tell(format!("{name}: {case_name}"));
             let ended = case.measure(name, &self.settings, || {
                 expected -= 1;

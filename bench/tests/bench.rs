@@ -494,6 +494,32 @@ fn a_program_that_there_is_not_is_refused_with_the_names_there_are() {
 }
 
 #[test]
+fn cases_that_are_not_wanted_are_left_out() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let options =
+        ["--quick", "--repeat", "1", "--json", "--scratch", folder.path().to_str().unwrap(), "insert"];
+    let cases = |output: &Output| -> Vec<String> {
+        let lines = text(&output.stdout);
+        lines.lines().map(|line| members(line)[1].1.trim_matches('"').to_owned()).collect()
+    };
+    let all = cases(&bench(&options));
+    // A row that stands for one way of a case has the way behind a colon.
+    let wanted = all.last().and_then(|name| name.split(": ").next()).expect("it has rows");
+    let only = bench(&[&options[..], &["--case", wanted]].concat());
+    assert!(only.status.success(), "{}", text(&only.stderr));
+    let only = cases(&only);
+    assert!(!only.is_empty() && only.len() < all.len(), "{only:?} of {all:?}");
+    assert!(only.iter().all(|case| case.contains(wanted)), "{only:?}");
+    let none = bench(&[&options[..], &["--case", "no such case"]].concat());
+    assert_eq!((none.status.code(), text(&none.stdout).as_str()), (Some(1), ""));
+    assert!(
+        text(&none.stderr).contains("no case that could be has `no such case`"),
+        "{}",
+        text(&none.stderr)
+    );
+}
+
+#[test]
 fn a_scratch_folder_that_there_is_not_is_refused_once() {
     let output = bench(&["--quick", "--scratch", "/no/such/folder", "split", "write", "cold"]);
     let wrong = text(&output.stderr);

@@ -62,7 +62,7 @@ fn build(out: &Path, object: &Path) {
     assert!(
         preload.join("Cargo.toml").exists(),
         "{} is missing: `quinion run` carries an object that is built from it; build from the whole repository \
-         (`cargo install --path faces/cli` in a clone of it), not from this package alone",
+         (`cargo install --locked --path faces/cli` in a clone of it), not from this package alone",
         preload.display()
     );
     for watched in ["src", "Cargo.toml", "Cargo.lock"] {

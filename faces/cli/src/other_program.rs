@@ -41,7 +41,8 @@ fn found(program: &str) -> PathBuf {
 fn failed(program: &str, package: &str, error: &std::io::Error) -> ExitCode {
     let why = match error.kind() {
         std::io::ErrorKind::NotFound => format!(
-            "`{program}` is neither beside this program nor in PATH; install it by `cargo install --path {package}`"
+            "`{program}` is neither beside this program nor in PATH; install it by \
+             `cargo install --locked --path {package}`"
         ),
         _ => format!("cannot start `{program}`: {error}"),
     };

@@ -187,11 +187,15 @@ fn urls_among_files_are_handed_to_the_program_beside_the_command() {
             .output()
             .expect("it starts")
     };
-    assert_complains(&run(&["cat", "s3://b/k"]), 1, &["quinion-object", "cargo install --path faces/serve"]);
+    assert_complains(
+        &run(&["cat", "s3://b/k"]),
+        1,
+        &["quinion-object", "cargo install --locked --path faces/serve"],
+    );
     assert_complains(
         &run(&["serve", "--name", "n"]),
         1,
-        &["quinion-serve", "cargo install --path faces/serve"],
+        &["quinion-serve", "cargo install --locked --path faces/serve"],
     );
     let program = "#!/bin/sh\nfor word; do last=$word; done\necho \"$*\"\nexit \"${last##*/}\"\n";
     for name in ["quinion-object", "quinion-s3"] {

@@ -20,6 +20,8 @@
 //! Some stores tell one ETag with quotes in a header and without in a list, or leave it out of lists. So quotes are not
 //! compared, and a version that was told without an ETag is compared by its times.
 //!
+//! S3 calls each object that is written while versions are not kept `null`: the next one has the same id, so that is none.
+//!
 //! A version id is not asked for where an ETag will do: reading by id needs another permission at S3.
 
 use object_store::{GetOptions, ObjectMeta};
@@ -28,6 +30,11 @@ use sha2::{Digest, Sha256};
 
 fn strong_e_tag(meta: &ObjectMeta) -> Option<&str> {
     meta.e_tag.as_deref().filter(|tag| !tag.is_empty() && !tag.starts_with("W/"))
+}
+
+/// The id that this version has, and no other.
+fn version_id(meta: &ObjectMeta) -> Option<&str> {
+    meta.version.as_deref().filter(|version| !version.is_empty() && *version != "null")
 }
 
 /// Without the quotes that not every answer has.
@@ -39,7 +46,7 @@ fn compared_tag(meta: &ObjectMeta) -> Option<(bool, &str)> {
 }
 
 fn is_versioned_by_times(meta: &ObjectMeta) -> bool {
-    strong_e_tag(meta).is_none() && meta.version.is_none()
+    strong_e_tag(meta).is_none() && version_id(meta).is_none()
 }
 
 /// Whether a store tells nothing by which two versions of equal size can be told apart.
@@ -49,7 +56,7 @@ pub(crate) fn is_untold(meta: &ObjectMeta) -> bool {
 
 pub(crate) fn conditions(meta: &ObjectMeta) -> GetOptions {
     let options = GetOptions::new();
-    match (strong_e_tag(meta), &meta.version) {
+    match (strong_e_tag(meta), version_id(meta)) {
         (Some(tag), _) => options.with_if_match(Some(tag)),
         (None, Some(version)) => options.with_version(Some(version)),
         (None, None) => options.with_if_unmodified_since(Some(meta.last_modified)),
@@ -59,18 +66,18 @@ pub(crate) fn conditions(meta: &ObjectMeta) -> GetOptions {
 /// Not even the same answer twice, if nothing tells versions apart.
 pub(crate) fn is_same(known: &ObjectMeta, found: &ObjectMeta) -> bool {
     let known_tag = compared_tag(known);
-    let is_versioned = known.version.is_some() && found.version.is_some();
+    let is_versioned = version_id(known).is_some() && version_id(found).is_some();
     let needs_times = strong_e_tag(known).is_none() && !is_versioned;
     !is_untold(known)
         && known.size == found.size
         && (known_tag.is_none() || known_tag == compared_tag(found))
-        && (!is_versioned || known.version == found.version)
+        && (!is_versioned || version_id(known) == version_id(found))
         && (!needs_times || known.last_modified == found.last_modified)
 }
 
 pub(crate) fn describe(meta: &ObjectMeta) -> String {
     let size = meta.size;
-    match (&meta.e_tag, &meta.version) {
+    match (&meta.e_tag, version_id(meta)) {
         (Some(tag), _) => format!("{size} bytes with ETag {tag}"),
         (None, Some(version)) => format!("{size} bytes, version {version}"),
         (None, None) => format!("{size} bytes of {}", meta.last_modified),
@@ -116,7 +123,7 @@ fn digest(store_name: &[u8], meta: &ObjectMeta) -> [u8; 32] {
     let tag = compared_tag(meta);
     add(tag.map(|(_, tag)| tag.as_bytes()));
     add(tag.map(|(is_weak, _)| if is_weak { &b"weak"[..] } else { b"strong" }));
-    add(meta.version.as_deref().map(str::as_bytes));
+    add(version_id(meta).map(str::as_bytes));
     add(Some(&meta.size.to_le_bytes()));
     let time = (meta.last_modified.timestamp(), meta.last_modified.timestamp_subsec_nanos());
     let time = [time.0.to_le_bytes(), u64::from(time.1).to_le_bytes()].concat();
@@ -152,6 +159,7 @@ mod tests {
         assert_eq!(key(false, meta("a", 1, Some("\"x\""), None, 5)), None);
         assert_eq!(key(true, meta("a", 1, None, None, 5)), None);
         assert_eq!(key(true, meta("a", 1, Some("W/\"x\""), None, 5)), None);
+        assert_eq!(key(true, meta("a", 1, None, Some("null"), 5)), None);
     }
 
     #[test]
@@ -170,6 +178,8 @@ mod tests {
         for (at, one) in all.iter().enumerate() {
             assert!(all[..at].iter().all(|other| other != one), "{at}");
         }
+        let unversioned = |seconds| identity_of(b"s", &meta("a", 1, None, Some("null"), seconds));
+        assert_ne!(unversioned(5), unversioned(6), "each of them has that id");
         let later = identity_of(b"s", &meta("a", 1, Some("\"x\""), None, 9));
         assert_eq!(all[0], later, "the same bytes put again, by the word of a strong ETag");
     }
@@ -182,6 +192,8 @@ mod tests {
         assert_eq!((by_version.if_match, by_version.version.as_deref()), (None, Some("v")));
         let by_time = conditions(&meta("a", 1, Some("W/\"x\""), None, 5));
         assert!(by_time.if_match.is_none() && by_time.if_unmodified_since.is_some());
+        let unversioned = conditions(&meta("a", 1, None, Some("null"), 5));
+        assert!(unversioned.version.is_none() && unversioned.if_unmodified_since.is_some());
     }
 
     #[test]
@@ -209,6 +221,9 @@ mod tests {
         assert!(is_same(&by_version, &meta("a", 10, None, Some("v"), 6)));
         assert!(!is_same(&by_version, &meta("a", 10, None, Some("w"), 5)));
         assert!(!is_same(&by_version, &meta("a", 10, None, None, 6)), "the answer tells no version id");
+        let unversioned = meta("a", 10, None, Some("null"), 5);
+        assert!(is_same(&unversioned, &meta("a", 10, None, Some("null"), 5)));
+        assert!(!is_same(&unversioned, &meta("a", 10, None, Some("null"), 6)), "written over");
     }
 
     #[test]

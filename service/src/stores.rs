@@ -443,7 +443,9 @@ impl ObjectMetadata {
     /// Whether a strong ETag or a version id names the version.
     pub(crate) fn names_its_version(&self) -> bool {
         let is_strong = |tag: &String| !tag.is_empty() && !tag.starts_with("W/");
-        self.version.is_some() || self.e_tag.as_ref().is_some_and(is_strong)
+        // S3 calls each object `null` that is written while versions are not kept.
+        self.version.as_ref().is_some_and(|version| version != "null")
+            || self.e_tag.as_ref().is_some_and(is_strong)
     }
 
     /// The time counts as well: a store in memory begins its ETags anew.

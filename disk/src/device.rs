@@ -114,17 +114,20 @@ impl FileDevice {
             return Err(DiskError::NoSpace { path: path.to_owned(), bytes });
         }
         ftruncate(&self.file, bytes).map_err(|e| failed("size", path, e.into()))?;
-        match fallocate(&self.file, FallocateFlags::empty(), 0, bytes) {
-            Ok(()) => Ok(()),
-            // Then space is found, or not, when it is written.
-            Err(Errno::OPNOTSUPP) => Ok(()),
-            Err(Errno::NOSPC) => {
-                // Give back the part of the space that was taken.
-                let _ = ftruncate(&self.file, before.len().min(bytes));
-                Err(DiskError::NoSpace { path: path.to_owned(), bytes })
+        let taken = loop {
+            match fallocate(&self.file, FallocateFlags::empty(), 0, bytes) {
+                Err(Errno::INTR) => {} // a signal's handler has run
+                taken => break taken,
             }
-            Err(error) => Err(failed("take space for", path, error.into())),
-        }
+        };
+        // Without `fallocate` space is found, or not, when it is written.
+        let Some(error) = taken.err().filter(|error| *error != Errno::OPNOTSUPP) else { return Ok(()) };
+        // Give back the part of the space that was taken.
+        let _ = ftruncate(&self.file, before.len().min(bytes));
+        Err(match error {
+            Errno::NOSPC | Errno::DQUOT => DiskError::NoSpace { path: path.to_owned(), bytes },
+            error => failed("take space for", path, error.into()),
+        })
     }
 }
 

@@ -33,7 +33,7 @@ pub struct DiskStats {
     pub written_bytes: u64,
     /// Extents whose bytes did not have their checksum.
     pub corrupt_extents: u64,
-    /// Reads and writes that the disk refused.
+    /// Reads and writes that the disk refused, or did not answer.
     pub errors: u64,
 }
 

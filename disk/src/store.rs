@@ -250,7 +250,9 @@ impl DiskStore {
 
     /// Its operations so far and its contents.
     pub fn stats(&self) -> DiskStats {
-        let (extents, pages) = lock(&self.shared.index).totals();
+        // Of a disk that is left alone no page can be found.
+        let totals = || lock(&self.shared.index).totals();
+        let (extents, pages) = if self.trouble().is_some() { (0, 0) } else { totals() };
         self.shared.counters.read(extents, pages)
     }
 
@@ -436,7 +438,10 @@ impl Shared {
     }
 
     fn leave_alone(&self, action: &'static str, error: &io::Error) {
-        let _ = self.trouble.set(DiskTrouble { action, error: error.to_string() });
+        let is_first = self.trouble.set(DiskTrouble { action, error: error.to_string() }).is_ok();
+        if is_first && error.kind() == io::ErrorKind::TimedOut {
+            Counters::add(&self.counters.errors, 1); // others were counted when they came
+        }
         lock(&self.staging).clear();
     }
 }

@@ -208,6 +208,7 @@ fn a_disk_that_fails_is_left_alone() {
     store.flush();
     let words = store.trouble().unwrap().to_string();
     assert!(words.contains("no such device") && words.contains("nothing is lost"), "{words}");
+    assert_eq!((store.stats().pages, store.stats().extents, store.stats().errors), (0, 0, 1));
     assert!(!read_checked(&store, 1, 0, 16));
     assert_eq!(put(&store, 3, 0, 16), 0);
     disk.fail_writes(false);
@@ -421,6 +422,7 @@ fn a_disk_that_does_not_answer_writes_is_left_alone_by_the_puts_that_it_refuses(
     });
     let trouble = trouble.flatten().expect("the disk is left alone");
     assert!(trouble.contains("failed to write: no answer"), "{trouble}");
+    assert_eq!((store.stats().pages, store.stats().errors), (0, 1), "its numbers tell of it, too");
     assert!(!store.has(&key(0), 0, 1));
     assert!(returned(move || drop(store)).is_some(), "a store ends without its disk");
     disk.hold(false);

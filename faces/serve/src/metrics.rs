@@ -127,7 +127,9 @@ const FETCH_COUNTS: &[FetchCount] = &[
 type DiskNumber = (&'static str, &'static str, Kind, fn(&DiskStats) -> u64);
 
 const DISK_NUMBERS: &[DiskNumber] = &[
-    ("pages", "Pages on the disk.", Kind::Gauge, |disk| disk.pages),
+    ("pages", "Pages on the disk; none once it is left alone, until the next start.", Kind::Gauge, |disk| {
+        disk.pages
+    }),
     ("put_pages", "Pages stored on the disk.", Kind::Count, |disk| disk.put_pages),
     (
         "refused_pages",
@@ -150,7 +152,7 @@ const DISK_NUMBERS: &[DiskNumber] = &[
         |disk| disk.missed_pages,
     ),
     ("corrupt_extents", "Extents whose checksum did not match.", Kind::Count, |disk| disk.corrupt_extents),
-    ("errors", "Reads and writes that the disk refused.", Kind::Count, |disk| disk.errors),
+    ("errors", "Reads and writes that the disk refused, or did not answer.", Kind::Count, |disk| disk.errors),
 ];
 
 /// Whether a number only rises.

@@ -160,6 +160,30 @@ print(after - before < 100)
     assert!(report.served() >= LARGE as u64, "it was never taken over: {report:?}");
 }
 
+/// 1. A program opens a file of 1 MiB again and again, and reads it to its end in a few calls each time.
+/// 2. The file is copied, and each opening asks for it when hardly anything is left to read: asking costs more than all
+///    that it reads.
+#[test]
+fn a_smaller_file_opened_often_and_read_once_each_time_is_the_kernels() {
+    const READS: &str = "
+import os, sys
+for size in 1 << 16, 1 << 14:
+    for _ in range(300):
+        fd = os.open(sys.argv[1], os.O_RDONLY)
+        while os.read(fd, size):
+            pass
+        os.close(fd)
+print(True)
+";
+    let folder = scratch();
+    let (path, program) = (folder.path().join("file"), folder.path().join("reads.py"));
+    make(&path, 1 << 20);
+    std::fs::write(&program, READS).expect("the disk has room");
+    let [path, program] = [&path, &program].map(|path| path.to_str().expect("a plain name"));
+    let report = report_of(&["python3", program, path]);
+    assert_eq!((report.number("served", "files"), report.number("asked", "questions")), (0, 0), "{report:?}");
+}
+
 /// 1. Several programs read a large file, each of them once, as the commands of a script do.
 /// 2. At the third, the file is copied in the background.
 /// 3. From then on they read it from the cache.

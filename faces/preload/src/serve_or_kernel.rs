@@ -150,8 +150,7 @@ fn look_at(fd: c_int, word: FdWord) -> Reader {
     if is_large && is_wanted() {
         return Reader::Ours;
     }
-    let credit = if is_large { bytes.saturating_mul(2) } else { attach_policy.credit_bytes };
-    if table::give_credit(fd, word, credit, CreditGiver::Viewer) {
+    if table::give_credit(fd, word, attach_policy.first_credit(bytes), CreditGiver::Viewer) {
         process::count_reason(Reason::Left);
     }
     Reader::Unknown

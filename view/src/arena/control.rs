@@ -134,6 +134,7 @@ impl SaturatingCount {
 
 const LOOKS_AT_TIMES: u64 = 1;
 const ANY_FILE_SYSTEM: u64 = 2;
+const PASS_IS_KERNELS: u64 = 4;
 
 const TAKEN_BITS: usize = 8192;
 
@@ -167,6 +168,9 @@ pub struct AttachPolicy {
     pub large_bytes: u64,
     /// A smaller one when they have come to so many bytes.
     pub credit_bytes: u64,
+    /// Whether a smaller file's size is added to that. One pass over it gains nothing, however often it is opened for
+    /// another: to ask costs more than all of the reads.
+    pub pass_is_kernels: bool,
     /// Whether files without a lease are served, with a look at their times before each read. If not, a descriptor that
     /// can write is not asked for: its file can have no lease while it is open.
     pub looks_at_times: bool,
@@ -177,6 +181,14 @@ pub struct AttachPolicy {
 impl AttachPolicy {
     /// The most that one read counts for: the kernel's fixed cost matters for small reads only.
     pub const READ_BYTES_MAX: u64 = 16 << 10;
+
+    /// The credit that a file of `bytes` bytes begins with, when it is not asked for at its first read.
+    pub const fn first_credit(&self, bytes: u64) -> u64 {
+        if bytes >= self.large_bytes {
+            return bytes.saturating_mul(2);
+        }
+        self.credit_bytes.saturating_add(if self.pass_is_kernels { bytes } else { 0 })
+    }
 
     /// The credit that a read of `len` bytes takes, in bytes.
     #[inline]
@@ -194,6 +206,7 @@ impl Control {
         AttachPolicy {
             large_bytes,
             credit_bytes,
+            pass_is_kernels: rules & PASS_IS_KERNELS != 0,
             looks_at_times: rules & LOOKS_AT_TIMES != 0,
             any_file_system: rules & ANY_FILE_SYSTEM != 0,
         }
@@ -238,10 +251,15 @@ impl Control {
     /// Says when viewers are to ask for files; they look at it each time.
     #[inline]
     pub fn set_attach_policy(&self, attach_policy: AttachPolicy) {
-        let looks_at_times = if attach_policy.looks_at_times { LOOKS_AT_TIMES } else { 0 };
-        let any_file_system = if attach_policy.any_file_system { ANY_FILE_SYSTEM } else { 0 };
-        let numbers =
-            [attach_policy.large_bytes, attach_policy.credit_bytes, looks_at_times | any_file_system];
+        let AttachPolicy { large_bytes, credit_bytes, pass_is_kernels, looks_at_times, any_file_system } =
+            attach_policy;
+        let rules = [
+            (pass_is_kernels, PASS_IS_KERNELS),
+            (looks_at_times, LOOKS_AT_TIMES),
+            (any_file_system, ANY_FILE_SYSTEM),
+        ];
+        let rules = rules.iter().filter(|(is_set, _)| *is_set).map(|(_, bit)| bit).sum();
+        let numbers = [large_bytes, credit_bytes, rules];
         for (place, number) in self.attach_policy.iter().zip(numbers) {
             place.store(number, Ordering::Relaxed);
         }

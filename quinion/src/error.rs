@@ -67,7 +67,7 @@ pub(crate) enum Repr {
     Attributes(#[source] io::Error),
     #[error(
         "cannot read at byte {position} without waiting: the bytes are not in the cache; \
-         call again later, or without nowait and cached_only"
+         read without nowait and cached_only; or, after nowait, which has them fetched, again later"
     )]
     WouldBlock { position: u64 },
     #[error(

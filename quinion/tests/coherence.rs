@@ -708,6 +708,8 @@ fn each_coherence_mode_sees_the_changes_that_it_promises() {
     assert_eq!(all_generations(&immutable, PAGES), (0, 0));
     fs::write(&path, content(PAGES, 1)).unwrap();
     assert_eq!(generation(&open(Coherence::Immutable), 5), 0, "it is not looked at");
+    assert_eq!(immutable.metadata().unwrap().len(), (PAGES * PAGE) as u64);
+    assert_eq!(generation(&immutable, 5), 0, "its metadata is, and no page is forgotten");
     assert_eq!(generation(&check, 5), 0, "it was not opened again");
     assert_eq!(generation(&rarely, 5), 0, "it was looked at not long ago");
     assert_eq!(generation(&each, 5), 1);

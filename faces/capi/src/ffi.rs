@@ -94,10 +94,11 @@ impl From<quinion_service::Error> for Failure {
 }
 
 /// Remedies in the library's messages, for callers in Rust, and the same in C. `tests/c/calls.c` looks for each.
-const REMEDIES: [(&str, &str); 5] = [
+const REMEDIES: [(&str, &str); 6] = [
     ("open it by Cache::open_with, with OpenOptions::new().write(true)", "open it with QN_OPEN_WRITE"),
     ("add OpenOptions::write(true)", "add QN_OPEN_WRITE"),
     ("without nowait and cached_only", "without QN_READ_NOWAIT and QN_READ_CACHED_ONLY"),
+    ("after nowait,", "after QN_READ_NOWAIT,"),
     ("open the file with OnPinned::Detach", "open the file with a pin_wait_ms of 0"),
     ("raise the limit by Pool::set_limit", "raise the limit by qn_pool_set_limit()"),
 ];

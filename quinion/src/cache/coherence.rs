@@ -126,7 +126,8 @@ pub enum Coherence {
     /// In a forked child without `exec` the descriptor stays open: if the parent is killed, writers wait until
     /// `/proc/sys/fs/lease-break-time` is over.
     Lease,
-    /// The file never changes. Only [`File::revalidate`] checks it; if it changes, reads return old or new bytes.
+    /// The file never changes. Only [`File::revalidate`] checks it; if it changes, reads return old or new bytes. Other
+    /// handles of the file, with other modes, check it as they do, and drop its pages for all.
     Immutable,
 }
 

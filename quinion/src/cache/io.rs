@@ -14,7 +14,7 @@ use crate::backend::Attributes;
 use crate::error::{Error, Repr, Result};
 use crate::units::FILE_BYTES_MAX;
 
-use super::{File, WriteOptions};
+use super::{Coherence, File, WriteOptions};
 
 /// Metadata of a file, from the file system; see [`File::metadata`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -76,7 +76,9 @@ impl File {
         self.handle.path.as_deref()
     }
 
-    /// The file's metadata, from the file system; [`File::len`] does not ask it. Waits for the file system.
+    /// The file's metadata, from the file system; [`File::len`] does not ask it. The size is that of the cache, which
+    /// the file may not have before write-back. Waits for the file system. If the file has changed, its cached pages are
+    /// dropped, as by [`File::revalidate`]; not those of a handle with [`Coherence::Immutable`].
     ///
     /// # Errors
     /// [`ErrorKind::Io`](crate::ErrorKind::Io), [`ErrorKind::Forked`](crate::ErrorKind::Forked).
@@ -84,7 +86,9 @@ impl File {
         if self.process.is_forked() {
             return Err(Repr::Forked.into());
         }
-        self.revalidate()?;
+        if self.handle.access.coherence != Coherence::Immutable {
+            self.revalidate()?;
+        }
         let attributes = self.handle.mapping.backend().attributes().map_err(Repr::Attributes)?;
         Ok(Metadata { attributes, len: self.len() })
     }

@@ -145,7 +145,8 @@ static void reads(void) {
     qn_file *file;
     CHECK(qn_open(cache, path, NULL, &file) == 0);
     unsigned char buffer[5000];
-    FAILS(qn_pread_with(file, buffer, 100, 0, QN_READ_CACHED_ONLY), EAGAIN, "without QN_READ_NOWAIT and QN_READ_CACHED_ONLY");
+    FAILS(qn_pread_with(file, buffer, 100, 0, QN_READ_CACHED_ONLY), EAGAIN,
+          "without QN_READ_NOWAIT and QN_READ_CACHED_ONLY; or, after QN_READ_NOWAIT,");
     CHECK(qn_pread(file, buffer, sizeof buffer, 4000) == sizeof buffer);
     for (size_t i = 0; i < sizeof buffer; i++) CHECK(buffer[i] == (4000 + i) % 251);
     CHECK(qn_pread_with(file, buffer, 100, 4096, QN_READ_CACHED_ONLY | QN_READ_NOWAIT) == 100);

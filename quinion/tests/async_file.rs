@@ -48,6 +48,26 @@ fn a_file_is_read_to_its_end_while_another_task_runs() {
     verify(&bytes, &device, 0);
 }
 
+/// 1. A read finds its page missing, the task waits for it, and reads it then.
+/// 2. That counts as a miss and a hit, or as three reads: no hit ratio is below a half.
+#[test]
+fn a_read_that_waits_counts_as_one_miss() {
+    const PAGES: u64 = 8;
+    let (cache, device) = (small(), Device::new(PAGES * 4096));
+    let file = cache.open_backend(device as _).expect("the device opens");
+    file.advise(quinion::Hint::Random).expect("advice is taken");
+    let before = cache.stats();
+    runtime().block_on(async {
+        let mut reader = AsyncFile::from(file);
+        for _ in 0..PAGES {
+            reader.read_exact(&mut [0; 4096]).await.expect("it is readable");
+        }
+    });
+    let counted = cache.stats().since(&before);
+    assert_eq!((counted.reads, counted.hits, counted.misses), (PAGES, 0, PAGES));
+    assert_eq!(counted.read_bytes, PAGES * 4096);
+}
+
 #[test]
 fn appended_bytes_stand_at_the_end_and_their_error_comes_with_the_flush() {
     let (cache, folder) = (small(), tempfile::tempdir().expect("a folder"));

@@ -462,6 +462,27 @@ fn a_pin_of_cached_pages_is_ready_at_the_first_poll_and_ends_where_the_file_does
     assert_eq!(pinned(&file, &device, 20 * PAGE, 8).unwrap(), 8);
 }
 
+/// 1. A pin finds its pages missing, waits for each as a read does, and pins them then.
+/// 2. Each of these counts as a read, the last one as a hit: no hit ratio is below a half.
+#[test]
+fn a_pin_that_waits_counts_as_one_miss() {
+    const PINS: u64 = 10;
+    let (cache, device) = (exact(), Device::new(100 * PAGE));
+    let file = open(&cache, &device);
+    let before = cache.stats();
+    for number in 0..PINS {
+        assert_eq!(
+            pinned(&file, &device, number * 10 * PAGE + 5, 3 * PAGE as usize).unwrap(),
+            3 * PAGE as usize
+        );
+    }
+    let counted = cache.stats().since(&before);
+    assert_eq!((counted.reads, counted.hits, counted.misses), (PINS, 0, PINS));
+    assert_eq!(counted.read_bytes, PINS * 3 * PAGE);
+    assert_eq!(pinned(&file, &device, 5, 3 * PAGE as usize).unwrap(), 3 * PAGE as usize);
+    assert_eq!(cache.stats().since(&before).hits, 1);
+}
+
 /// All missing pages are requested before the first wait, and no thread waits.
 #[test]
 fn a_pin_asks_for_its_whole_range_at_once() {

@@ -31,7 +31,7 @@ const PAGE: u64 = 4096;
 // ---- which folios are made ------------------------------------------------------------------------------------
 
 fn pin_of(position: u64, len: usize) -> PinRequest {
-    PinRequest { position, len, wait_policy: WaitPolicy::Wait, process: ForkGuard::new() }
+    PinRequest { position, len, wait_policy: WaitPolicy::Wait, process: ForkGuard::new(), was_missing: false }
 }
 
 /// A rig whose handle asks for folios of one order.

@@ -172,7 +172,13 @@ fn a_pin_beside_a_fill_that_meets_the_end_lends_nothing_behind_it() {
             let pinned = scope.spawn(|| {
                 let reader = Reader::plain(&rig.readahead);
                 let (len, process) = (2 * PAGE_SIZE, ForkGuard::new());
-                let request = PinRequest { position: 0, len, wait_policy: WaitPolicy::Wait, process };
+                let request = PinRequest {
+                    position: 0,
+                    len,
+                    wait_policy: WaitPolicy::Wait,
+                    process,
+                    was_missing: false,
+                };
                 let pinned = rig.filemap.pin(&rig.mapping, reader, request);
                 let lent: Vec<u8> = pinned.unwrap().chunks().flatten().copied().collect();
                 content::verify(&lent, 1, 0).unwrap();

@@ -244,14 +244,19 @@ impl File {
         self.end_read(buffer, read, hits)
     }
 
-    /// As a read that does not wait, of bytes that the caller has had brought: they are not forgotten.
+    /// As a read that does not wait, of bytes that the caller has had brought: they are not forgotten. The call before,
+    /// which found them missing, has counted as the read.
     #[cfg(feature = "tokio")]
     pub(super) fn read_brought(&self, buffer: &mut [u8], position: u64) -> Result<usize> {
         let options = ReadOptions::new().nowait(true);
-        if self.lookup_cell() != WATCHED || self.process.is_forked() || position >= FILE_BYTES_MAX {
+        if self.lookup_cell() == UNCACHED || self.process.is_forked() || position >= FILE_BYTES_MAX {
             return self.read_at_with(buffer, position, options);
         }
-        self.end_read(buffer, PositionedRead { position, options }, Hits::none(HitStop::Absent))
+        let call = self.call(None, options.wait_policy());
+        let bytes = self.handle.shared.filemap.read_counted(&call, position, buffer)?;
+        self.touched.remember(position, position + bytes as u64);
+        self.note_read(position, bytes);
+        Ok(bytes)
     }
 
     fn read_watched(&self, buffer: &mut [u8], read: PositionedRead) -> Result<usize> {
@@ -466,7 +471,7 @@ impl File {
     /// within the options. Nothing stays pinned then.
     pub fn pin_with(&self, position: u64, len: usize, options: ReadOptions) -> Result<Pinned> {
         let (wait_policy, process) = (options.wait_policy(), self.process);
-        self.pin_by(options, PinRequest { position, len, wait_policy, process })
+        self.pin_by(options, PinRequest { position, len, wait_policy, process, was_missing: false })
     }
 
     /// As [`File::pin`], as a future for any runtime. Nothing happens before the first poll, which asks the device
@@ -653,7 +658,9 @@ impl fmt::Debug for File {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = f.debug_struct("File");
         text.field("len", &self.len()).field("position", &self.position.load(Ordering::Relaxed));
-        text.field("is_writable", &self.is_writable()).field("mechanism", &self.mechanism());
+        text.field("path", &self.path())
+            .field("is_writable", &self.is_writable())
+            .field("mechanism", &self.mechanism());
         text.finish_non_exhaustive()
     }
 }

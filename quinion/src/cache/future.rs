@@ -45,10 +45,17 @@ impl Future for ReadFuture<'_> {
     }
 }
 
-#[derive(Debug, Default)]
+/// Waits for a page, for a call that then reads or pins it.
+#[derive(Debug)]
 pub(crate) struct PagePresence {
     progress: PendingRead,
     byte: [u8; 1],
+}
+
+impl Default for PagePresence {
+    fn default() -> Self {
+        Self { progress: PendingRead::probe(), byte: [0] }
+    }
 }
 
 impl PagePresence {
@@ -70,6 +77,8 @@ pub struct PinFuture<'a> {
     state: PinState,
     /// How often all pages were there in turn and not together.
     tries: u32,
+    /// Whether some page was not there: then the pin is no hit.
+    was_missing: bool,
 }
 
 #[derive(Debug)]
@@ -84,15 +93,16 @@ const PIN_TRIES_MAX: u32 = 1000;
 
 impl<'a> PinFuture<'a> {
     pub(super) fn new(file: &'a File, position: u64, len: usize) -> Self {
-        Self { file, position, len, state: PinState::Begun, tries: 0 }
+        Self { file, position, len, state: PinState::Begun, tries: 0, was_missing: false }
     }
 
     fn attempt(&mut self) -> Option<Result<Pinned>> {
         let Self { file, position, len, .. } = *self;
         if self.tries == 0 {
             // All that is missing is on its way before the first of it is waited for.
-            if let Err(error) = file.will_need(position, len as u64) {
-                return Some(Err(error));
+            match file.will_need(position, len as u64) {
+                Ok(prefetch) => self.was_missing = prefetch.started_pages + prefetch.left_pages > 0,
+                Err(error) => return Some(Err(error)),
             }
         }
         self.tries += 1;
@@ -103,7 +113,7 @@ impl<'a> PinFuture<'a> {
             return None;
         }
         let (wait_policy, process) = (WaitPolicy::Start, file.process);
-        let request = PinRequest { position, len, wait_policy, process };
+        let request = PinRequest { position, len, wait_policy, process, was_missing: self.was_missing };
         match file.pin_by(ReadOptions::default(), request) {
             Ok(pinned) if pinned.is_empty() && len > 0 && self.tries == 1 => {
                 // Behind the end, as far as is known: a read finds out whether that is so.
@@ -113,6 +123,7 @@ impl<'a> PinFuture<'a> {
             Ok(pinned) => Some(Ok(pinned)),
             Err(error) => match error.would_block_at() {
                 Some(missing) => {
+                    self.was_missing = true;
                     self.state = PinState::Waiting(missing, PagePresence::default());
                     None
                 }

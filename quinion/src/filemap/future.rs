@@ -39,6 +39,8 @@ pub(crate) struct PendingRead {
     read: ReadProgress,
     waited: WaitingFor,
     end: EndCheck,
+    /// Whether it only waits for a page, for a read that will be counted.
+    is_probe: bool,
 }
 
 #[derive(Debug, Default)]
@@ -78,6 +80,11 @@ enum PollBlocked {
 }
 
 impl PendingRead {
+    /// One that waits for bytes of which another call is the read: it counts as none.
+    pub(crate) fn probe() -> Self {
+        Self { is_probe: true, ..Self::default() }
+    }
+
     /// Whether it was polled before.
     pub(crate) fn has_begun(&self) -> bool {
         self.read.done > 0 || self.end != EndCheck::AsKnown || !matches!(self.waited, WaitingFor::Nothing)
@@ -128,7 +135,8 @@ impl Filemap {
                 Err(error) => break Err(error),
             }
         };
-        let read = self.end_read(std::mem::take(progress).read, outcome);
+        let PendingRead { read, is_probe, .. } = std::mem::take(progress);
+        let read = if is_probe { outcome.map(|()| read.done) } else { self.end_read(read, outcome) };
         reader.end_drop_behind(position, *read.as_ref().unwrap_or(&0), LockWait::Wait);
         Poll::Ready(read)
     }

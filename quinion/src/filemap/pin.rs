@@ -50,6 +50,8 @@ pub struct PinRequest {
     pub wait_policy: WaitPolicy,
     /// The process that pins.
     pub process: ForkGuard,
+    /// Whether its caller has had some of the bytes fetched: then the pin is no hit.
+    pub was_missing: bool,
 }
 
 enum ReadyFolios<'m> {
@@ -109,7 +111,7 @@ impl Filemap {
 
     fn pin_known(self: &Arc<Self>, call: &ReadCall<'_>, request: PinRequest) -> Result<Pinned, Error> {
         let &ReadCall { mapping, reader, wait_policy } = call;
-        let PinRequest { position, len, process, .. } = request;
+        let PinRequest { position, len, process, was_missing, .. } = request;
         let pages_max = self.bound().pinned_pages_max();
         let reach = (len as u64).min(mapping.size().saturating_sub(position));
         if reach > pages_max * PAGE_SIZE as u64 {
@@ -117,7 +119,7 @@ impl Filemap {
         }
         let mut pinned = Pinned::new(Arc::clone(&self.arena), process);
         let mut batch = ReadBatch::new();
-        let mut hit = true;
+        let mut hit = !was_missing;
         while pinned.len() < len {
             let (at, rest) = (position + pinned.len() as u64, len - pinned.len());
             // The size, before the data is held; see `read_held`.
@@ -136,7 +138,8 @@ impl Filemap {
                     hit = false;
                     // Pages fetched now are not counted as pinned yet.
                     if self.arena.pinned_pages() >= pages_max {
-                        return Err(self.bound().too_much_pinned(rest as u64));
+                        drop(pinned); // the error counts the pins of others
+                        return Err(self.bound().too_much_pinned(reach));
                     }
                     let held = self.hold_folio(call, at, rest, first)?;
                     if held.is_none() {
@@ -156,6 +159,7 @@ impl Filemap {
                 self.advance(call, page);
             }
             if pinned.count_pages() > pages_max {
+                drop(pinned); // as above
                 return Err(self.bound().too_much_pinned(reach));
             }
         }

@@ -94,6 +94,20 @@ impl Filemap {
         if reading.done > 0 { Ok(reading.done) } else { outcome.map(|()| 0) }
     }
 
+    /// As [`Self::finish`], for a read that has counted: only its bytes are added.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn read_counted(
+        self: &Arc<Self>,
+        call: &ReadCall<'_>,
+        position: u64,
+        to: &mut [u8],
+    ) -> Result<usize, Error> {
+        let mut reading = ReadProgress { done: 0, hit: true, stopped: None };
+        let outcome = self.read_on(call, position, to, &mut reading);
+        self.counters.add(Count::Bytes, reading.done as u64);
+        if reading.done > 0 { Ok(reading.done) } else { outcome.map(|()| 0) }
+    }
+
     pub(crate) fn read_on(
         self: &Arc<Self>,
         call: &ReadCall<'_>,

@@ -198,7 +198,7 @@ stats! {
     /// Pages that came because readahead guessed that they will be asked for.
     count guessed_pages,
     /// Pages that came because a program said that it will need them. It calls
-    /// [`File::will_need`](crate::File::will_need) for that.
+    /// [`File::will_need`](crate::File::will_need) for that, or awaits [`File::pin_async`](crate::File::pin_async).
     event will_need_pages = WillNeed,
     /// Pages put into the cache that no reader had asked for yet: by readahead, or because a program said that it will
     /// need them. Refaults of pages that were evicted not long before are not among them: that it is wanted was known.

@@ -252,7 +252,7 @@ struct Bench {
     settings: Settings,
     form: Form,
     kept: Option<Kept>,
-    /// What the name of a case has in it if it is to be measured.
+    /// The text by which cases are selected: it is in their names.
     wanted: String,
     bar: Bar,
     lost: String,

@@ -4,7 +4,7 @@
 //! an extent may meet another one in its place, in either.
 //!
 //! A disk may hang without an error. A reader gives up after a while (`reads.rs`), and the end of a store waits for the
-//! writer only as long as that gets on: a writer that hangs is left behind, and has nothing that is not its own. A disk
+//! writer only while it makes progress: a writer that hangs is left behind, and has nothing that is not its own. A disk
 //! that hangs in writes alone soon has all buffers; then puts that are refused notice that it gives no answers.
 
 use std::fmt;

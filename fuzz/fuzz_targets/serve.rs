@@ -9,7 +9,6 @@
 //! ```
 //! The owner is the real one, with a real cache. It is checked: what it is asked to attach must be readable by the
 //! process that asks, and it must not be called with a handle that it did not give.
-//! asks, and it must not be called with a handle that it did not give.
 #![no_main]
 
 mod report;

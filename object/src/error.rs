@@ -175,7 +175,7 @@ pub enum FetchFailure {
     #[error("no byte came for {} ms; the store hangs, or allow more by Options::stall_max", .0.as_millis())]
     Stalled(Duration),
     /// The code of the store panicked.
-    #[error("the store panicked: {0}")]
+    #[error("the code of the store panicked: {0}")]
     Panicked(String),
     /// The deadline passed while bytes came, or while it waited for its turn and no byte came to any fetch.
     #[error("it was not done before the deadline; allow more GETs at a time, or a later Options::deadline")]

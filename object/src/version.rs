@@ -20,7 +20,7 @@
 //! Some stores tell one ETag with quotes in a header and without in a list, or leave it out of lists. So quotes are not
 //! compared, and a version that was told without an ETag is compared by its times.
 //!
-//! S3 calls each object that is written while versions are not kept `null`: the next one has the same id, so that is none.
+//! The version id `null` names no version: S3 gives it to each object that is written while versions are not kept.
 //!
 //! A version id is not asked for where an ETag will do: reading by id needs another permission at S3.
 

@@ -749,8 +749,11 @@ impl Reclaim {
         }
         let folios: Vec<_> = group.iter().map(|victim| (victim.index, victim.frame)).collect();
         if let Some(mut guard) = mapping.lock_as(locks) {
-            let mut leaving =
-                Leaving { state: self.state(pool), nodes_max: self.shadow_nodes_max(), shadow_pages: 0 };
+            let mut leaving = EvictionLimits {
+                state: self.state(pool),
+                nodes_max: self.shadow_nodes_max(),
+                shadow_pages: 0,
+            };
             guard.evict_all(
                 &folios,
                 |nth, word| self.leave(&mut leaving, &group[nth], word),
@@ -782,7 +785,7 @@ impl Reclaim {
     }
 
     /// The entry to replace `victim`, whose descriptor was `word` before. The caller holds its tree's lock.
-    fn leave(&self, leaving: &mut Leaving<'_>, victim: &Victim, word: DescriptorWord) -> Replacement {
+    fn leave(&self, leaving: &mut EvictionLimits<'_>, victim: &Victim, word: DescriptorWord) -> Replacement {
         let standing =
             if word.has(Flags::WORKINGSET) { EvictedState::WorkingSet } else { EvictedState::Plain };
         // The pool ages by the evicted pages, remembered or not.
@@ -816,7 +819,7 @@ struct Evicted {
     going: SpillBatch,
 }
 
-struct Leaving<'r> {
+struct EvictionLimits<'r> {
     state: &'r pools::PoolState,
     nodes_max: u64,
     shadow_pages: u64,

@@ -449,7 +449,7 @@ impl ClientFile {
         Ok(found)
     }
 
-    /// It, as the last server opened it at which it was read. No server is asked.
+    /// The newest handle that a reconnect has made of this object. No server is asked.
     fn newest(&self) -> Result<Self> {
         Ok(self.inner.newest()?.map_or_else(|| self.clone(), |inner| Self { inner }))
     }

@@ -323,7 +323,7 @@ impl Words<'_> {
 /// The pages of `spaces` spaces of a VM of an image of `image_bytes` bytes.
 ///
 /// # Errors
-/// They cannot be so.
+/// The states are malformed.
 pub fn parse_states(bytes: &[u8], spaces: usize, image_bytes: u64) -> Result<Vec<Pages>, TakeoverError> {
     let mut words = Words(bytes);
     let mut found: Vec<Pages> = Vec::new();

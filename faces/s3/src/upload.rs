@@ -193,8 +193,8 @@ mod tests {
         (String::from_utf8(sent.concat()).unwrap(), code)
     }
 
-    /// 1. A client says of signed chunks that they have less content than they have.
-    /// 2. The store had as much as was said, wrote it, and the client was told that all is well.
+    /// 1. A client announces less content than its signed chunks have.
+    /// 2. The store got as much as was announced, wrote it, and the client was told that all is well.
     #[tokio::test]
     async fn a_body_of_another_length_than_was_announced_never_reaches_the_store_in_whole() {
         assert_eq!(sent(&["ab", "", "cd"], 4).await, ("abcd".into(), None));

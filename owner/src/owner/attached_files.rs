@@ -83,7 +83,7 @@ pub(super) struct RevocationCount(u64);
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Revocation {
     None,
-    /// It was.
+    /// The lease of this file was revoked.
     OfFile,
     /// So many others were that it is not known.
     Unknown,

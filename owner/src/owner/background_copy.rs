@@ -52,8 +52,8 @@ use quinion::internals::sync::{Rank, RankedMutex};
 use quinion::internals::sys::io::{KernelCacheCounts, kernel_holds};
 use quinion::internals::units::{FileId, PAGE_SIZE};
 
-/// A file of 4 MiB pays for the request at its first read; a smaller one when a descriptor reads it a second time, after
-/// some dozens of reads.
+/// A file of 4 MiB pays for the request at its first read. A smaller one does when a descriptor reads it a second time,
+/// after some dozens of reads.
 pub(super) const LAZY_ATTACH: AttachPolicy = AttachPolicy {
     large_bytes: 4 << 20,
     credit_bytes: 256 << 10,

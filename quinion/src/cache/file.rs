@@ -247,7 +247,7 @@ impl File {
     /// As a read that does not wait, of bytes that the caller has had brought: they are not forgotten. The call before,
     /// which found them missing, has counted as the read.
     #[cfg(feature = "tokio")]
-    pub(super) fn read_brought(&self, buffer: &mut [u8], position: u64) -> Result<usize> {
+    pub(super) fn read_prefetched(&self, buffer: &mut [u8], position: u64) -> Result<usize> {
         let options = ReadOptions::new().nowait(true);
         if self.lookup_cell() == UNCACHED || self.process.is_forked() || position >= FILE_BYTES_MAX {
             return self.read_at_with(buffer, position, options);

@@ -40,7 +40,7 @@ use super::first_open::{FirstOpen, FirstOpens, TurnEnd};
 use super::{Cache, CacheInner};
 
 /// Files without open handles that are checked at a time for having been removed.
-pub(super) const LOOKED_AT: usize = 4;
+pub(super) const REMOVAL_CHECKS_MAX: usize = 4;
 /// Others may take the cell that was made, each time.
 const RECORD_TRIES: u32 = 1000;
 /// How long a file without open handles keeps its descriptor, if its mount has no number of its own.
@@ -53,7 +53,7 @@ const RELEASE_MAX: Duration = Duration::from_millis(500);
 /// others were mostly in the same transaction.
 const SYNCED_MAX: usize = 64;
 /// Files that one end of a handle looks at at most, to find these.
-const LOOKED_FOR_SYNC: usize = 256;
+const SYNC_CANDIDATES_MAX: usize = 256;
 
 #[derive(Debug, Default)]
 pub(super) struct FileTable {
@@ -112,7 +112,7 @@ impl Unsettled {
     fn next_of(&mut self, device: u64) -> Vec<u64> {
         let Some(files) = self.devices.get_mut(&device) else { return Vec::new() };
         let (before, behind) = (files.since.range(..files.looked_to), files.since.range(files.looked_to..));
-        behind.chain(before).copied().take(LOOKED_FOR_SYNC).collect()
+        behind.chain(before).copied().take(SYNC_CANDIDATES_MAX).collect()
     }
     fn note_looked_to(&mut self, device: u64, since: u64) {
         if let Some(files) = self.devices.get_mut(&device) {
@@ -306,7 +306,7 @@ impl CacheInner {
             await_closed(&open);
         }
         if is_idle {
-            self.look_for_removed(LOOKED_AT);
+            self.look_for_removed(REMOVAL_CHECKS_MAX);
         }
     }
 

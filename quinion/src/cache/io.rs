@@ -76,9 +76,9 @@ impl File {
         self.handle.path.as_deref()
     }
 
-    /// The file's metadata, from the file system; [`File::len`] does not ask it. The size is that of the cache, which
-    /// the file may not have before write-back. Waits for the file system. If the file has changed, its cached pages are
-    /// dropped, as by [`File::revalidate`]; not those of a handle with [`Coherence::Immutable`].
+    /// The file's metadata, from the file system; [`File::len`] does not ask it. The size is that of the cache: before
+    /// write-back the file may have another. Waits for the file system. If the file has changed, its cached pages
+    /// are dropped, as by [`File::revalidate`]; not those of a handle with [`Coherence::Immutable`].
     ///
     /// # Errors
     /// [`ErrorKind::Io`](crate::ErrorKind::Io), [`ErrorKind::Forked`](crate::ErrorKind::Forked).

@@ -87,7 +87,7 @@ pub use coherence::{Coherence, CoherenceInForce};
 use disk_copies::DiskCopies;
 use file::PositionedRead;
 pub use file::{File, ReadOptions};
-use file_table::{FileTable, LOOKED_AT, MappingLookup};
+use file_table::{FileTable, MappingLookup, REMOVAL_CHECKS_MAX};
 use first_open::FirstOpen;
 pub use future::{PinFuture, ReadFuture};
 pub use guest::{GuestMemory, Image, ImageStats};
@@ -255,7 +255,7 @@ impl Cache {
         if options.is_uncached() && !backend.can_drop_behind() {
             return Err(Repr::CannotDropBehind { backend: backend.name() }.into());
         }
-        self.shared.look_for_removed(LOOKED_AT);
+        self.shared.look_for_removed(REMOVAL_CHECKS_MAX);
         // Ends after the handle, whatever fails.
         let FileToOpen { mapping, watch, attributes, turn } = self.file_to_open(&backend)?;
         // From here on a failure closes the handle, which has entered.

@@ -153,7 +153,7 @@ impl AsyncFile {
                 is_brought = true;
             }
             let read = match is_brought {
-                true => self.file.read_brought(buffer, position),
+                true => self.file.read_prefetched(buffer, position),
                 false => self.file.read_at_with(buffer, position, ReadOptions::new().nowait(true)),
             };
             match read {

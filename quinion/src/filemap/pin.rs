@@ -85,7 +85,7 @@ fn hold_ready<'m>(
 }
 
 /// Bytes that the file had before they were held, when so many renewals of it had been seen.
-struct AskedBytes<'p> {
+struct PinnedByteRange<'p> {
     call: &'p ReadCall<'p>,
     bytes: Range<u64>,
     renewals: u64,
@@ -150,7 +150,7 @@ impl Filemap {
             };
             // 2 to 5
             let end = position.saturating_add(len as u64).min(size);
-            let asked = AskedBytes { call, bytes: position..end, renewals };
+            let asked = PinnedByteRange { call, bytes: position..end, renewals };
             let marked = match one {
                 Some(held) => self.pin_folio(&asked, &mut pinned, held).marked,
                 None => self.pin_batch(&asked, &mut pinned, &mut batch),
@@ -189,7 +189,7 @@ impl Filemap {
     /// Returns the first page of the one with the marker.
     fn pin_batch(
         &self,
-        asked: &AskedBytes<'_>,
+        asked: &PinnedByteRange<'_>,
         pinned: &mut Pinned,
         batch: &mut ReadBatch<'_>,
     ) -> Option<PageIndex> {
@@ -207,7 +207,7 @@ impl Filemap {
     #[inline]
     fn pin_folio(
         &self,
-        AskedBytes { call, bytes: asked, renewals }: &AskedBytes<'_>,
+        PinnedByteRange { call, bytes: asked, renewals }: &PinnedByteRange<'_>,
         pinned: &mut Pinned,
         held: HeldFolio<'_>,
     ) -> PinStep {

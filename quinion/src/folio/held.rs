@@ -111,7 +111,7 @@ impl<'a> HeldFolio<'a> {
     }
 
     /// Copies the folio's bytes from file position `position` on into `to`, as many as there are; returns
-    /// how many. Pages that are being written are each of one moment, and not all of the same.
+    /// how many. Each page is copied as it was at one moment; while it is written, another may be of another moment.
     ///
     /// May wait for a writer that has a page, after having tried without: for a copy of at most a page, or as long
     /// as that writer is stopped. Takes `Rank::Page`.

@@ -127,7 +127,7 @@ pub enum GrabEnd<E> {
     NoNode,
     /// Before a page that is spilled: it is brought back for a caller that has nothing locked.
     Spilled,
-    /// Others were always there first.
+    /// Other threads inserted folios there in every round.
     Contended,
     /// The source has failed.
     Failed(E),

@@ -246,7 +246,7 @@ impl<'a> MappingGuard<'a> {
     /// As [`Mapping::add_folio`].
     pub fn add_folio(&mut self, folio: NewFolio, shape: FolioShape) -> AddedFolio {
         folio.assert_fits();
-        let slab = Placing::new(self.mapping, shape);
+        let slab = FolioPlacement::new(self.mapping, shape);
         let mut tree = XArray::<_, NODE_BITS>::new(&slab, &self.mapping.record().root);
         let NewFolio { index, frame, order } = folio;
         let inserted = tree.insert(index.0, order.0, frame.0);
@@ -275,7 +275,7 @@ impl<'a> MappingGuard<'a> {
         let smallest = u64::from(shape.orders.min.pages());
         let unaligned = (run.index.0 | u64::from(run.frame.0 | run.pages)) & (smallest - 1);
         assert!(unaligned == 0, "{run:?} is not cut for folios of at least {:?}", shape.orders.min);
-        let slab = Placing::new(self.mapping, shape);
+        let slab = FolioPlacement::new(self.mapping, shape);
         let mut tree = XArray::<_, NODE_BITS>::new(&slab, &self.mapping.record().root);
         // The folio that the tree is at: it asks for the next when it is done with the last.
         let at = Cell::new(run.frame);
@@ -405,7 +405,7 @@ impl TreeWalks for MappingGuard<'_> {
 }
 
 #[derive(Debug)]
-struct Placing<'a> {
+struct FolioPlacement<'a> {
     nodes: Nodes<'a>,
     mapping: MappingId,
     marker: Option<PageIndex>,
@@ -414,7 +414,7 @@ struct Placing<'a> {
     ahead: Cell<u64>,
 }
 
-impl<'a> Placing<'a> {
+impl<'a> FolioPlacement<'a> {
     fn new(mapping: &'a Mapping, shape: FolioShape) -> Self {
         let FolioShape { marker, wanted, fate, .. } = shape;
         Self { nodes: mapping.nodes(), mapping: mapping.id(), marker, wanted, fate, ahead: Cell::new(0) }
@@ -435,7 +435,7 @@ impl<'a> Placing<'a> {
     }
 }
 
-impl Slab for Placing<'_> {
+impl Slab for FolioPlacement<'_> {
     #[inline]
     fn slots(&self, node: u32) -> &[AtomicU32] {
         self.nodes.slots(node)

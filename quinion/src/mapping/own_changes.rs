@@ -13,6 +13,6 @@ pub(super) struct OwnChanges(pub Mutex<ObservedVersion>);
 pub(super) struct ObservedVersion {
     /// After the last of the cache's flushes.
     pub after: Option<Version>,
-    /// Before one of them the file was not as the cache knew it, or that is not known.
-    pub is_strange: bool,
+    /// A flush found the version of the file unexpected, or could not read it.
+    pub is_changed_externally: bool,
 }

@@ -79,9 +79,9 @@ pub enum RestoreOutcome {
 /// The result of a request that no value reaches over an edge.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PartOutcome {
-    /// None does.
+    /// No value crosses an edge of the range.
     Done,
-    /// One does, and is packed: it is to be brought back as a whole.
+    /// A packed value does: it is to be brought back as a whole.
     Packed,
     /// There is no cell for the nodes.
     NoNode,

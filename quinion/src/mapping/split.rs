@@ -163,13 +163,17 @@ impl Mapping {
             return DetachOutcome::NoMemory;
         };
         // 2 The copies take the folio's place.
-        guard.exchange(Exchange { held, has_bytes, unit, unwanted: &unwanted }, copies, reservation.as_mut())
+        guard.exchange(
+            SplitReplacement { held, has_bytes, unit, unwanted: &unwanted },
+            copies,
+            reservation.as_mut(),
+        )
     }
 }
 
 /// A held folio that copies take the place of.
 #[derive(Clone, Copy, Debug)]
-struct Exchange<'r> {
+struct SplitReplacement<'r> {
     held: &'r HeldFolio<'r>,
     /// Whether it has bytes, as its copies do then.
     has_bytes: bool,
@@ -253,11 +257,11 @@ impl MappingGuard<'_> {
     /// unwanted there has to be one.
     fn exchange(
         &mut self,
-        exchange: Exchange<'_>,
+        exchange: SplitReplacement<'_>,
         copies: Vec<DetachedCopy<'_>>,
         reservation: Option<&mut ListReservation<'_>>,
     ) -> DetachOutcome {
-        let (mapping, Exchange { held, has_bytes, unit, unwanted }) = (self.mapping, exchange);
+        let (mapping, SplitReplacement { held, has_bytes, unit, unwanted }) = (self.mapping, exchange);
         let (nodes, view) = (mapping.nodes(), mapping.view());
         let (first, head, order) = (held.first(), held.frame(), held.order());
         let mut tree = self.xarray(&nodes);
@@ -364,7 +368,11 @@ mod tests {
         };
         let exchange = |copies, unwanted: &Range<PageIndex>| {
             let mut guard = mapping.lock_to_add(first, 4, LockWait::Wait).unwrap();
-            guard.exchange(Exchange { held: &held, has_bytes: true, unit: Order(0), unwanted }, copies, None)
+            guard.exchange(
+                SplitReplacement { held: &held, has_bytes: true, unit: Order(0), unwanted },
+                copies,
+                None,
+            )
         };
         assert_eq!(exchange(copies(&before), &none), DetachOutcome::InFlight, "there is no copy of page 1");
         assert_eq!(

@@ -95,7 +95,7 @@ impl Mapping {
     /// have changed the file.
     pub fn end_look_before(&self, look: LookBeforeFlush, before: Option<&Attributes>) {
         if !before.is_some_and(|before| self.is_as_known(look.known, look.probe, before)) {
-            self.own_changes().is_strange = true;
+            self.own_changes().is_changed_externally = true;
         }
     }
 
@@ -121,7 +121,7 @@ impl Mapping {
 
     /// Others may have changed the file, which no look will show: its clean pages go at the next look.
     pub fn note_unknown_change(&self) {
-        self.own_changes().is_strange = true;
+        self.own_changes().is_changed_externally = true;
     }
 
     /// The file's attributes are asked for next.
@@ -146,7 +146,7 @@ impl Mapping {
         let is_as_left = (is_known || is_own) && self.writeback().size_on_device() == now.size;
         // Asked last: if nothing was under way until now, nothing of it has changed since the look began.
         let can_tell = look.flushes.is_some() && look.flushes == self.writeback().flushes_if_looked_at();
-        !seen.is_strange && (!can_tell || is_as_left)
+        !seen.is_changed_externally && (!can_tell || is_as_left)
     }
 
     /// Whether its known times were old enough, when they were read, that a later change has others.

@@ -65,7 +65,7 @@ pub(super) struct Looks {
     before: BlockingThreads,
     after: BlockingThreads,
     /// Of each device that has some: looks before flushes that another thread makes, or is to make.
-    devices: Mutex<BTreeMap<u64, PendingLooks>>,
+    devices: Mutex<BTreeMap<u64, PendingChecks>>,
     /// How many of them have ended.
     ended: AtomicU64,
     /// Held while a pass goes on after such a look.
@@ -81,19 +81,19 @@ impl Looks {
         Self { before, after, devices: Mutex::default(), ended, is_closed: RwLock::new(false), max }
     }
 
-    fn devices(&self) -> MutexGuard<'_, BTreeMap<u64, PendingLooks>> {
+    fn devices(&self) -> MutexGuard<'_, BTreeMap<u64, PendingChecks>> {
         self.devices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn begin_pending(&self, device: u64, now: Millis) {
-        let first = PendingLooks { looks: 0, moved: now };
+        let first = PendingChecks { looks: 0, moved: now };
         self.devices().entry(device).or_insert(first).looks += 1;
     }
 
     fn end_pending(&self, device: u64, now: Millis) {
         let mut devices = self.devices();
         let pending = devices.get_mut(&device).expect("a look that ends was pending");
-        *pending = PendingLooks { looks: pending.looks - 1, moved: now };
+        *pending = PendingChecks { looks: pending.looks - 1, moved: now };
         if pending.looks == 0 {
             devices.remove(&device);
         }
@@ -103,13 +103,13 @@ impl Looks {
 
 /// The looks before flushes of one device that are queued or under way.
 #[derive(Clone, Copy, Debug)]
-struct PendingLooks {
+struct PendingChecks {
     looks: u64,
     /// When one has ended last, or the first of these was wanted.
     moved: Millis,
 }
 
-impl PendingLooks {
+impl PendingChecks {
     /// Whether the device has ended none for as long as `hang_time`.
     fn hangs(self, now: Millis, hang_time: Duration) -> bool {
         u128::from(now.0.saturating_sub(self.moved.0)) >= hang_time.as_millis()
@@ -118,7 +118,7 @@ impl PendingLooks {
 
 /// The thread that looks at a file before a flush, where that may wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Looker {
+pub(super) enum CheckedBy {
     /// The caller: it is the file's user, or the last chance that its pages have.
     Caller,
     /// Another, which goes on with the file's pass then. The caller does nothing.
@@ -131,20 +131,20 @@ pub(super) enum Looker {
 
 /// Whether flushes may begin.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum LookedBefore {
+pub(super) enum PreFlushCheck {
     Now,
     /// Another thread looks, and begins them; or the caller asks again later: a thread cuts the file.
     Elsewhere,
 }
 
 /// The place of the one thread that looks before flushes of a file. Dropping this gives it back.
-struct LookTurn {
+struct CheckSlot {
     device: u64,
     mapping: Weak<Mapping>,
     writeback: Weak<Writeback>,
 }
 
-impl LookTurn {
+impl CheckSlot {
     fn take(writeback: &Writeback, mapping: &Arc<Mapping>) -> Option<Self> {
         mapping.writeback().begin_look_elsewhere().then(|| {
             let device = looks_of(mapping).device;
@@ -171,7 +171,7 @@ impl LookTurn {
     }
 }
 
-impl Drop for LookTurn {
+impl Drop for CheckSlot {
     fn drop(&mut self) {
         if let Some(mapping) = self.mapping.upgrade() {
             mapping.writeback().end_look_elsewhere();
@@ -193,18 +193,18 @@ impl Writeback {
     pub(super) fn look_before_flush(
         &self,
         mapping: &Arc<Mapping>,
-        looker: Looker,
+        looker: CheckedBy,
         locks: LockWait,
-    ) -> LookedBefore {
+    ) -> PreFlushCheck {
         match looker {
-            Looker::Done => return LookedBefore::Now,
-            Looker::NoThread => {
+            CheckedBy::Done => return PreFlushCheck::Now,
+            CheckedBy::NoThread => {
                 mapping.note_unknown_change();
-                return LookedBefore::Now;
+                return PreFlushCheck::Now;
             }
-            Looker::Caller | Looker::Other => {}
+            CheckedBy::Caller | CheckedBy::Other => {}
         }
-        let Some(writer) = mapping.writeback().writer() else { return LookedBefore::Now };
+        let Some(writer) = mapping.writeback().writer() else { return PreFlushCheck::Now };
         // Once another flush has begun, a look after the last one that is late would be forgotten, and with it that
         // others may have changed the file since.
         let is_late = |due: &LookAfterFlush| writer.attributes_may_wait() && !self.is_in_time(*due);
@@ -213,15 +213,15 @@ impl Writeback {
         }
         let due = match mapping.look_before_flush(locks) {
             DueBeforeFlush::Look(due) => due,
-            DueBeforeFlush::Nothing => return LookedBefore::Now,
-            DueBeforeFlush::Busy => return LookedBefore::Elsewhere,
+            DueBeforeFlush::Nothing => return PreFlushCheck::Now,
+            DueBeforeFlush::Busy => return PreFlushCheck::Elsewhere,
         };
-        if looker == Looker::Other && writer.attributes_may_wait() {
+        if looker == CheckedBy::Other && writer.attributes_may_wait() {
             self.look_elsewhere(mapping, writer);
-            return LookedBefore::Elsewhere;
+            return PreFlushCheck::Elsewhere;
         }
         mapping.end_look_before(due, writer.attributes().ok().as_ref());
-        LookedBefore::Now
+        PreFlushCheck::Now
     }
 
     /// Does nothing if the cache ends, which writes its files then; if many looks of the device are queued; or if there
@@ -233,7 +233,7 @@ impl Writeback {
         if !is_open || looks.before.outstanding(queue) >= BEFORE_MAX {
             return;
         }
-        let Some(turn) = LookTurn::take(self, mapping) else { return };
+        let Some(turn) = CheckSlot::take(self, mapping) else { return };
         let writer = Arc::clone(writer);
         let call = move || {
             let writeback = Weak::clone(&turn.writeback);
@@ -251,7 +251,7 @@ impl Writeback {
     fn pass_elsewhere(&self, mapping: &Arc<Mapping>) {
         let is_closed = self.looks.is_closed.read().unwrap_or_else(PoisonError::into_inner);
         if !*is_closed {
-            contained(|| self.run_pass_after(mapping, Looker::Done));
+            contained(|| self.run_pass_after(mapping, CheckedBy::Done));
         }
     }
 

@@ -36,7 +36,7 @@ use crate::units::{Millis, PageIndex};
 use crate::xarray::INDICES_MAX;
 
 use super::Writeback;
-use super::looks::Looker;
+use super::looks::CheckedBy;
 use super::plan::{FileDirtyState, FlushScope, is_due};
 use super::run::FlushRequest;
 use super::stuck::device_of;
@@ -179,11 +179,11 @@ impl Writeback {
 
     /// Goes on with the pass of a file, as far as little may be under way.
     pub(super) fn run_pass(&self, mapping: &Arc<Mapping>) {
-        self.run_pass_after(mapping, Looker::Other);
+        self.run_pass_after(mapping, CheckedBy::Other);
     }
 
     /// As [`Writeback::run_pass`]; `looker` looks at the file before.
-    pub(super) fn run_pass_after(&self, mapping: &Arc<Mapping>, looker: Looker) {
+    pub(super) fn run_pass_after(&self, mapping: &Arc<Mapping>, looker: CheckedBy) {
         let own = mapping.writeback().dirty_pages().writeback();
         let capacity = self.load_of(mapping).capacity(own, self.now()) as u32;
         let has_capacity = mapping.writeback().writer().is_some_and(|writer| writer.has_capacity(1));

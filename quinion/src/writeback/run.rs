@@ -31,7 +31,7 @@ use crate::sync::{LockWait, RankedReadGuard};
 use crate::units::{PAGE_SIZE, PageIndex, pages_of_bytes};
 
 use super::Writeback;
-use super::looks::{LookedBefore, Looker};
+use super::looks::{CheckedBy, PreFlushCheck};
 
 /// The number of an error that has none of the system's.
 pub(super) const UNNAMED: i32 = libc::EIO;
@@ -71,13 +71,13 @@ pub(super) struct FlushRequest {
     /// Whether a thread that cuts or punches the file is waited for.
     pub locks: LockWait,
     /// Whose thread waits for the file's attributes.
-    pub looker: Looker,
+    pub looker: CheckedBy,
 }
 
 impl FlushRequest {
     /// For callers that must not wait: dirty pages of `pages`, `pages_max` of them at most.
     pub(super) fn without_waiting(pages: Range<PageIndex>, pages_max: u32) -> Self {
-        Self { pages, which: TakeFilter::Dirty, pages_max, locks: LockWait::Try, looker: Looker::Other }
+        Self { pages, which: TakeFilter::Dirty, pages_max, locks: LockWait::Try, looker: CheckedBy::Other }
     }
 }
 
@@ -135,7 +135,7 @@ impl Writeback {
         request: &FlushRequest,
     ) -> Option<RankedReadGuard<'m, Version>> {
         for _ in 0..LOOKS_MAX {
-            if self.look_before_flush(mapping, request.looker, request.locks) == LookedBefore::Elsewhere {
+            if self.look_before_flush(mapping, request.looker, request.locks) == PreFlushCheck::Elsewhere {
                 return None;
             }
             let held_off = mapping.try_hold_off_invalidation();

@@ -46,7 +46,7 @@ use crate::sync::{LockWait, contained};
 use crate::units::{PageIndex, pages_of_bytes};
 
 use super::Writeback;
-use super::looks::Looker;
+use super::looks::CheckedBy;
 use super::run::{FlushRequest, UNNAMED, errno_of};
 
 /// Pages of a file that a sync has under way at most: 16 MiB.
@@ -213,7 +213,7 @@ impl Writeback {
         for mapping in self.listed() {
             let mut at = PageIndex(0);
             let request = |at| FlushRequest {
-                looker: Looker::NoThread,
+                looker: CheckedBy::NoThread,
                 ..FlushRequest::without_waiting(at..whole_file().end, u32::MAX)
             };
             while let TakeEnd::More(next) | TakeEnd::Busy(next) = self.write_some(&mapping, request(at))
@@ -247,7 +247,7 @@ impl Writeback {
         loop {
             self.wait_for_capacity(file);
             let (which, pages_max) = (TakeFilter::ToWrite, (UNDER_WAY_MAX / 2) as u32);
-            let (locks, looker) = (LockWait::Wait, Looker::Caller);
+            let (locks, looker) = (LockWait::Wait, CheckedBy::Caller);
             let request = FlushRequest { pages: at..end, which, pages_max, locks, looker };
             match self.write_some(mapping, request) {
                 TakeEnd::Done => break,

@@ -7,7 +7,8 @@
 //!   program           [strings] the program and its arguments
 //!   status, signal    how it ended: one is a number, the other null
 //!   processes         processes that viewed the cache
-//!   served            {reads, hits, bytes, files}    hits: reads that did not ask the owner
+//!   served            {reads, hits, bytes, files}    hits: reads that did not ask the owner; files: opens that were
+//!                     served, so a file that is opened twice counts twice
 //!   asked             {reads, questions}             reads that waited for the owner; times they asked
 //!   device            {reads, bytes}                 what the owner read
 //!   readahead         {pages, used_pages, wasted_pages, unread_pages, accuracy}
@@ -49,6 +50,7 @@ use rustix::fs::OFlags;
 use super::keep::Name;
 use super::modes::{MODES, mode_name};
 use super::planned::Planned;
+use super::run_notes::notes_of;
 use super::{Intercept, Kind, RunEnd};
 use crate::report::{Form, Report, Value};
 use quinion_size as size;
@@ -236,49 +238,7 @@ impl RunReport<'_> {
     }
 
     fn notes(&self) -> Vec<String> {
-        let (totals, mut notes) = (&self.totals, Vec::from_iter(self.kind.note()));
-        if super::PRELOAD.is_empty() {
-            notes.push(
-                "nothing was served: programs are served on x86-64 Linux with the GNU C library only".into(),
-            );
-        } else if self.intercept.how == Intercept::Off {
-            notes.push("nothing was served: `--intercept off` leaves the program as it is".into());
-        } else if notes.is_empty()
-            && !self.kept.is_some_and(|kept| kept.owner_ended)
-            && totals.viewers == 0
-            && !matches!(self.ended, RunEnd::Status(126 | 127))
-        {
-            notes.push(
-                "nothing was served: the program did not attach; it may clear its environment, or run in another \
-                 mount name space, or its dynamic linker refused the preload object (as one of an older C library \
-                 does) and said so on standard error"
-                    .into(),
-            );
-        }
-        if totals.bytes == 0 {
-            notes.extend(why_nothing(&totals.reasons, &self.owner.shortage));
-        }
-        if let Shortage { files: files @ 1.., bytes, memory } = self.owner.shortage {
-            notes.push(format!(
-                "{} of {} left to the kernel for want of memory: `--memory {}` would have held all that was read",
-                counted(files, "file", "files"),
-                size::shown(bytes),
-                size::Size::Bytes(self.stats.bound_bytes).rounded_up(memory)
-            ));
-        }
-        if let Some(KeptRunNumbers { owner_ended: true, name, .. }) = self.kept {
-            notes.push(format!(
-                "what was served is not known: the cache `{name}` ended before the program did, without a report"
-            ));
-        }
-        if let Some(KeptRunNumbers { others: 1.., .. }) = self.kept {
-            notes.push(
-                "the cache served other runs at the same time: the numbers for device, readahead and evicted \
-                 include theirs"
-                    .into(),
-            );
-        }
-        notes
+        notes_of(self)
     }
 
     /// The report for people. Where nothing was served, it begins with the reason.
@@ -295,13 +255,16 @@ impl RunReport<'_> {
         line("served", self.served_text());
         line("hits", self.hits_text());
         let owner = &self.owner;
-        line("device", format!("{} in {} reads", size::shown(owner.device_bytes), owner.device_reads));
+        let reads = counted(owner.device_reads, "read", "reads");
+        line("device", format!("{} in {reads}", size::shown(owner.device_bytes)));
         line("readahead", readahead_text(&owner.readahead));
         line(
             "evicted",
             format!(
-                "{} pages; {} refaulted, {} of them within the working set",
-                owner.evicted_pages, owner.refaulted_pages, owner.activated_pages
+                "{}; {} refaulted, {} of them within the working set",
+                counted(owner.evicted_pages, "page", "pages"),
+                owner.refaulted_pages,
+                owner.activated_pages
             ),
         );
         line(
@@ -313,7 +276,8 @@ impl RunReport<'_> {
                 100.0 * self.huge_share()
             ),
         );
-        line("kernel", format!("{} reads{}", totals.kernel_reads, reasons_text(totals, &owner.shortage)));
+        let reads = counted(totals.kernel_reads, "read", "reads");
+        line("kernel", format!("{reads}{}", reasons_text(totals, &owner.shortage)));
         if !self.modes.is_empty() {
             line("coherence", self.others_text());
         }
@@ -331,7 +295,7 @@ impl RunReport<'_> {
             "{} in {} of {}, {}",
             size::shown(totals.bytes),
             counted(totals.reads, "read", "reads"),
-            counted(totals.files, "file", "files"),
+            counted(totals.files, "open", "opens"),
             counted(totals.viewers, "process", "processes")
         )
     }
@@ -545,15 +509,18 @@ fn words_of(words: impl Iterator<Item = String>) -> Value {
 }
 
 /// A number with its unit.
-fn counted(number: u64, one: &str, more: &str) -> String {
+pub(crate) fn counted(number: u64, one: &str, more: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { more })
 }
 
 fn readahead_text(usage: &ReadaheadUse) -> String {
     let accuracy = usage.accuracy().map_or("-".into(), |share| format!("{:.1} %", 100.0 * share));
     format!(
-        "{} pages read ahead; {} used, {} left unused, {} cached and not used yet; accuracy {accuracy}",
-        usage.pages, usage.used_pages, usage.wasted_pages, usage.unread_pages
+        "{} read ahead; {} used, {} left unused, {} cached and not used yet; accuracy {accuracy}",
+        counted(usage.pages, "page", "pages"),
+        usage.used_pages,
+        usage.wasted_pages,
+        usage.unread_pages
     )
 }
 
@@ -604,36 +571,9 @@ fn key(reason: Reason) -> &'static str {
     }
 }
 
-/// Why nothing was served, if descriptors were left to the kernel: the counted reasons, the commonest first. The loader
-/// maps libraries in every run, and most programs have pipes and terminals: these two reasons are named only if there
-/// is no other.
-fn why_nothing(reasons: &[u64], shortage: &Shortage) -> Option<String> {
-    let mut counted: Vec<(u64, Reason)> = Reason::ALL
-        .iter()
-        .map(|&reason| (reasons[reason as usize], reason))
-        .filter(|(count, _)| *count > 0)
-        .collect();
-    let is_telling = |&(_, reason): &(u64, Reason)| !matches!(reason, Reason::Mapped | Reason::NotRegular);
-    if counted.iter().any(is_telling) {
-        counted.retain(is_telling);
-    }
-    counted.sort_by_key(|&(count, _)| std::cmp::Reverse(count));
-    counted.first()?;
-    let remedy = if counted.iter().any(|&(_, reason)| reason == Reason::Left) {
-        "; a file of 4 MiB or more is copied into the cache, in the background, when it is opened for the third time, \
-         and any file when reads of it have come to twice its size; `--attach at-once` serves every file at its first \
-         read"
-    } else {
-        ""
-    };
-    let listed: Vec<String> =
-        counted.iter().map(|&(count, reason)| format!("{count} {}", words(reason, shortage))).collect();
-    Some(format!("nothing was served; descriptors were left to the kernel: {}{remedy}", listed.join(", ")))
-}
-
 /// A reason in words that follow "descriptors left to it: 3". Files that were asked for and are too large have a
 /// shortage, and a note of their own.
-fn words(reason: Reason, shortage: &Shortage) -> &'static str {
+pub(crate) fn words(reason: Reason, shortage: &Shortage) -> &'static str {
     match reason {
         Reason::NotRegular => "not a regular file with content",
         Reason::Writable => "open for writing in the same process",
@@ -659,30 +599,4 @@ fn words(reason: Reason, shortage: &Shortage) -> &'static str {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_note_names_a_reason_that_a_user_can_act_on() {
-        let (mut reasons, none) = ([0; Reason::ALL.len()], Shortage::default());
-        assert_eq!(why_nothing(&reasons, &none), None);
-        reasons[Reason::Mapped as usize] = 13;
-        let note = why_nothing(&reasons, &none).expect("a reason");
-        assert!(note.ends_with("13 mapped"), "{note}");
-        (reasons[Reason::Left as usize], reasons[Reason::NotRegular as usize]) = (2, 1);
-        let note = why_nothing(&reasons, &none).expect("a reason");
-        assert!(note.contains(": 2 read too few times") && note.contains("`--attach at-once`"), "{note}");
-        assert!(
-            !note.contains("mapped") && !note.contains("regular") && !note.contains("--memory"),
-            "{note}"
-        );
-        let note = why_nothing(&reasons, &Shortage { files: 1, bytes: 9, memory: 36 }).expect("a reason");
-        assert!(
-            note.contains(": 2 read too few times to be copied yet, or too large for --memory"),
-            "{note}"
-        );
-        reasons[Reason::Writable as usize] = 3;
-        let note = why_nothing(&reasons, &none).expect("a reason");
-        assert!(note.contains(": 3 open for writing") && note.contains("`--attach at-once`"), "{note}");
-    }
-}
+mod tests;

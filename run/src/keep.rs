@@ -283,6 +283,11 @@ impl JoinedCache {
         let Some(answer) = self.line.ask(&numbers::question(files))? else { return Ok(None) };
         Numbers::of(&answer).map(Some).ok_or_else(|| self.line.not_understood())
     }
+
+    /// Whether it has ended, so that nobody answers any more.
+    pub fn has_ended(&mut self) -> bool {
+        matches!(self.line.ask(&Message::ask("status")), Ok(None))
+    }
 }
 
 fn silent(name: &Name) -> io::Error {

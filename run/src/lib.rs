@@ -247,12 +247,18 @@ pub fn run_kept(options: &RunOptions, wanted: &CacheRequest) -> io::Result<RunEn
         ProgramEnd::Not(ended) => return Ok(ended),
     };
     if let Some(form) = options.report {
-        let numbers = numbers(0);
-        let owner_ended = numbers.is_none();
+        let mut kept = lock(&kept);
+        let asked = kept.numbers(0);
+        let has_ended = match &asked {
+            Ok(Some(_)) => kept.has_ended(), // its last word may have been there
+            Ok(None) => true,
+            Err(_) => false,
+        };
+        let numbers = asked.ok().flatten();
+        let is_known = numbers.is_some();
         let keep::Numbers { totals, stats, owner, others, modes, hottest: _ } = numbers.unwrap_or_default();
-        let kept = lock(&kept);
         let intercept = Interception { how: options.intercept, planned };
-        let in_kept = KeptRunNumbers { name: kept.name(), others, owner_ended };
+        let in_kept = KeptRunNumbers { name: kept.name(), others, is_known, has_ended };
         let report = RunReport {
             program: &options.program,
             ended,

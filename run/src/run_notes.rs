@@ -48,13 +48,13 @@ pub fn notes_of(report: &RunReport<'_>) -> Vec<String> {
 }
 
 fn why_unattached(report: &RunReport<'_>, is_startable: bool) -> Option<String> {
-    let owner_ended = report.kept.is_some_and(|kept| kept.owner_ended);
+    let is_known = report.kept.is_none_or(|kept| kept.is_known);
     if super::PRELOAD.is_empty() {
         Some("nothing was served: programs are served on x86-64 Linux with the GNU C library only".into())
     } else if report.intercept.how == Intercept::Off {
         Some("nothing was served: `--intercept off` leaves the program as it is".into())
     } else if is_startable
-        && !owner_ended
+        && is_known
         && report.totals.viewers == 0
         && !matches!(report.ended, RunEnd::Status(126 | 127))
     {
@@ -84,7 +84,8 @@ fn unattached(limit: Option<u64>) -> String {
 fn why_nothing(report: &RunReport<'_>) -> Vec<String> {
     let mut causes: Vec<String> = copied(report).into_iter().collect();
     causes.extend(largest_left(report).map(|left| left.said()));
-    causes.extend(left_descriptors(report, causes.is_empty()));
+    let listed = if causes.is_empty() { Listed::IfAlone } else { Listed::Beside };
+    causes.extend(left_descriptors(report, listed));
     if let Some(first) = causes.first_mut() {
         first.insert_str(0, "nothing was served; ");
     }
@@ -97,12 +98,14 @@ fn why_little(report: &RunReport<'_>) -> Option<String> {
     if let Some(left) = largest_left(report).filter(|left| left.bytes > totals.bytes) {
         return Some(left.said());
     }
-    let heading = match totals.bytes {
-        _ if totals.kernel_reads > totals.reads => "most reads were the kernel's".to_owned(),
-        ..FEW_BYTES => format!("no more than {} were served", size::shown(totals.bytes)),
+    let (listed, heading) = match totals.bytes {
+        _ if totals.kernel_reads > totals.reads => {
+            (Listed::IfAlone, "most reads were the kernel's".to_owned())
+        }
+        ..FEW_BYTES => (Listed::All, format!("no more than {} were served", size::shown(totals.bytes))),
         _ => return None,
     };
-    left_descriptors(report, true).map(|listed| format!("{heading}; {listed}"))
+    left_descriptors(report, listed).map(|listed| format!("{heading}; {listed}"))
 }
 
 /// The cache has read something, and no program has opened a file after that.
@@ -113,10 +116,13 @@ fn copied(report: &RunReport<'_>) -> Option<String> {
     }
     let bytes = size::shown(bytes);
     Some(match report.kept {
-        Some(_) => format!(
-            "{bytes} were copied into the cache in the background, and the program ended before it could use them; \
-             the next run finds them there"
-        ),
+        Some(kept) => {
+            let later = if kept.has_ended { "they left with it" } else { "the next run finds them there" };
+            format!(
+                "{bytes} were copied into the cache in the background, and the program or the cache ended before they \
+                 could be used; {later}"
+            )
+        }
         None => {
             let files = report.modes.iter().filter(|mode| mode.validation != Validation::Kernel).count();
             format!(
@@ -179,40 +185,52 @@ impl LeftFile {
     }
 }
 
-/// The counted reasons for which descriptors were left, the commonest first. The loader maps libraries in every run,
-/// and most programs have pipes and terminals: these two reasons are named only if there is no other, and if `alone`.
-/// If it is not alone, a better cause was found for what was read too few times.
-fn left_descriptors(report: &RunReport<'_>, alone: bool) -> Option<String> {
+/// Which reasons are listed. Two are in nearly every run: the loader maps libraries, and programs have pipes and
+/// terminals.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Listed {
+    /// Also these two: something was served, so they may be the reason why it is little.
+    All,
+    /// These two only if there is no other.
+    IfAlone,
+    /// Not these two, nor that a file was read too few times: a better cause was found for that.
+    Beside,
+}
+
+/// The counted reasons for which descriptors were left, the commonest first.
+fn left_descriptors(report: &RunReport<'_>, listed: Listed) -> Option<String> {
     let shortage = &report.owner.shortage;
     let mut reasons: Vec<(u64, Reason)> = Reason::ALL
         .iter()
         .map(|&reason| (report.totals.reasons[reason as usize], reason))
-        .filter(|&(count, reason)| count > 0 && (alone || reason != Reason::Left))
+        .filter(|&(count, reason)| count > 0 && (listed != Listed::Beside || reason != Reason::Left))
         .collect();
     let is_telling = |&(_, reason): &(u64, Reason)| !matches!(reason, Reason::Mapped | Reason::NotRegular);
-    if !alone || reasons.iter().any(is_telling) {
+    if listed == Listed::Beside || listed == Listed::IfAlone && reasons.iter().any(is_telling) {
         reasons.retain(is_telling);
     }
     reasons.sort_by_key(|&(count, _)| std::cmp::Reverse(count));
     reasons.first()?;
+    let has_mapped = reasons.iter().any(|&(_, reason)| reason == Reason::Mapped);
     let left = report.totals.reasons[Reason::Left as usize];
     let remedy = match left {
-        1.. if alone => {
+        1.. if listed != Listed::Beside => {
             let pays = report.totals.kernel_reads >= left.saturating_mul(PAYS_AFTER_READS);
             copy_rule(pays, leases_files_of_others())
         }
+        _ if listed == Listed::All && has_mapped => "; what is mapped is the kernel's in any case".to_owned(),
         _ => String::new(),
     };
-    let listed: Vec<String> =
+    let reasons: Vec<String> =
         reasons.iter().map(|&(count, reason)| format!("{count} {}", words(reason, shortage))).collect();
-    Some(format!("descriptors were left to the kernel: {}{remedy}", listed.join(", ")))
+    Some(format!("descriptors were left to the kernel: {}{remedy}", reasons.join(", ")))
 }
 
 /// When files are copied, and what serves them earlier: only if that pays, and is allowed.
 fn copy_rule(pays: bool, leases_all: bool) -> String {
-    let mut rule = "; a file of 4 MiB or more is copied into the cache, in the background, when it is opened for the \
-                    third time, a smaller one when reads by one descriptor have come to 256 KiB and then to twice its \
-                    size"
+    let mut rule = "; a file of 4 MiB or more is copied into the cache, in the background, when it is read after it \
+                    was opened for the third time, a smaller one when reads by one descriptor have come to 256 KiB \
+                    and then to twice its size"
         .to_owned();
     if pays {
         rule += "; `--attach at-once` serves every file at its first read, for programs that open few files and read \
@@ -247,12 +265,12 @@ fn shortage(report: &RunReport<'_>) -> Option<String> {
 }
 
 fn about_kept(kept: &KeptRunNumbers<'_>) -> Vec<String> {
-    let KeptRunNumbers { name, others, owner_ended } = kept;
-    let unknown = owner_ended.then(|| {
-        format!(
-            "what was served is not known: the cache `{name}` ended before the program did, without a report"
-        )
-    });
+    let KeptRunNumbers { name, others, is_known, has_ended } = kept;
+    let cause = match has_ended {
+        true => format!("the cache `{name}` ended before the program did, without a report"),
+        false => format!("the cache `{name}` does not answer; `quinion stop {name}` ends it"),
+    };
+    let unknown = (!is_known).then(|| format!("what was served is not known: {cause}"));
     let shared = (*others > 0).then(|| {
         "the cache served other runs at the same time: the numbers for device, readahead and evicted include theirs"
             .to_owned()

@@ -28,7 +28,8 @@
 //!                       immutable  it cannot change, or that was declared
 //!                       looked_at  its times were checked before each read
 //!                       kernel     none of these: the kernel read
-//!   kept              {name, other_runs}: the cache stays, and served so many other runs meanwhile; or null
+//!   kept              {name, other_runs, ended}: the cache, how many other runs it served meanwhile, and whether it
+//!                     ended during the run, and does not stay; or null
 //!   notes             [strings]
 //! ```
 
@@ -130,8 +131,10 @@ pub struct KeptRunNumbers<'a> {
     pub name: &'a Name,
     /// Other runs that it served meanwhile.
     pub others: u64,
-    /// The owner ended before the program without sending numbers; all are 0.
-    pub owner_ended: bool,
+    /// The owner sent its numbers; else all are 0.
+    pub is_known: bool,
+    /// The cache has ended during the run.
+    pub has_ended: bool,
 }
 
 /// How the calls of a run's programs reached the interposer.
@@ -179,7 +182,10 @@ pub fn can_be_written(path: &Path) -> io::Result<()> {
         return Ok(());
     }
     let file = File::options().append(true).create(true).open(path);
-    file.map(drop).map_err(|error| cannot_write(path, &error))
+    file.map(drop).map_err(|error| {
+        let wrong = cannot_write(path, &error);
+        io::Error::new(wrong.kind(), format!("{wrong}; the program was not started"))
+    })
 }
 
 fn cannot_write(path: &Path, error: &io::Error) -> io::Error {
@@ -282,8 +288,15 @@ impl RunReport<'_> {
             line("coherence", self.others_text());
         }
         line("intercept", self.intercept_text());
-        if let Some(KeptRunNumbers { name, .. }) = self.kept {
-            line("kept", format!("as `{name}`, for the next run; `quinion stop {name}` ends it"));
+        if let Some(KeptRunNumbers { name, has_ended, .. }) = self.kept {
+            let kept = match has_ended {
+                false => format!("as `{name}`, for the next run; `quinion stop {name}` ends it"),
+                true => format!(
+                    "no more: the cache `{name}` ended during the run; reads after that were the kernel's and are not \
+                     counted"
+                ),
+            };
+            line("kept", kept);
         }
         last.into_iter().for_each(|note| line("note", note));
         text
@@ -410,6 +423,7 @@ impl RunReport<'_> {
         let mut group = Report::new();
         group.add("name", "name", Value::Text(kept.name.to_string()));
         group.add("other_runs", "other runs", Value::Number(kept.others));
+        group.add("ended", "ended during the run", Value::Truth(kept.has_ended));
         Value::Group(group)
     }
 

@@ -320,7 +320,10 @@ fn the_second_run_hits_pages_that_the_first_has_read() {
     let third = home.reads(&path);
     assert_eq!((third.number("device", "bytes"), third.number("asked", "questions")), (0, 0), "{third:?}");
     assert_eq!(third.number("served", "hits"), third.number("served", "reads"), "{third:?}");
-    assert!(third.0.contains("\"kept\":{\"name\":\"default\",\"other_runs\":0}"), "{third:?}");
+    assert!(
+        third.0.contains("\"kept\":{\"name\":\"default\",\"other_runs\":0,\"ended\":false}"),
+        "{third:?}"
+    );
     assert_eq!(home.owner(), owner);
 }
 
@@ -830,6 +833,7 @@ fn a_program_goes_on_when_its_cache_is_stopped_and_its_numbers_are_those_until_t
     assert!(run.end().success());
     let report = Report::read(&home.report_of("default"));
     assert_eq!(report.served() / FILE_BYTES as u64, 1, "once, and python's own files: {report:?}");
+    assert!(report.0.contains("\"ended\":true"), "it is said that it is kept: {report:?}");
     assert!(home.owners().is_empty());
     home.reads(&path);
 }
@@ -878,6 +882,7 @@ fn a_killed_owner_leaves_nothing_that_stops_the_next_run() {
     assert!(run.end().success());
     let report = Report::read(&home.report_of("default"));
     assert!(report.0.contains("ended before the program"), "{report:?}");
+    assert!(report.0.contains("\"ended\":true"), "it is said that it is kept: {report:?}");
     // The next command that looks at the folder removes what the owner left.
     assert_eq!(home.keeps(), "{\"schema\":1,\"kept\":[]}\n");
     assert!(home.left().is_empty());

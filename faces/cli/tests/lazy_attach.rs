@@ -65,13 +65,14 @@ fn a_small_file_that_is_read_once_is_the_kernels() {
     let report = run(&[], &["cat", path, path, path]);
     assert_eq!((report.served(), report.number("served", "files"), left(&report)), (0, 0, 3), "{report:?}");
     assert!(
-        report.0.contains("--attach at-once"),
+        report.0.contains("read too few times"),
         "nothing is served, and the report does not say why: {report:?}"
     );
     // The loader maps more libraries than the program reads files, which is no reason that a user can act on.
     let report = run(&[], &["grep", "-c", "x", path]);
     let note = report.0.split('"').find(|text| text.starts_with("nothing was served")).expect("a note");
-    assert!(note.contains(" read too few times") && note.contains("`--attach at-once`"), "{note}");
+    assert!(note.contains(" read too few times") && note.contains("copied into the cache"), "{note}");
+    assert!(!note.contains("at-once"), "it would cost more than the few reads: {note}");
     assert!(!note.contains("mapped") && !note.contains("--memory"), "its size is not the reason: {note}");
     let report = run(&["--attach", "at-once"], &["cat", path, path, path]);
     assert_eq!((report.served(), report.number("served", "files")), (300_000, 3), "{report:?}");

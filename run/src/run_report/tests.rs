@@ -105,11 +105,34 @@ fn where_little_was_served_the_reasons_are_given() {
     (report.totals.bytes, report.totals.reads) = (2996, 1);
     report.totals.reasons[Reason::Mapped as usize] = 13;
     let text = report.text();
-    let note =
-        "note       no more than 2.9 KiB were served; descriptors were left to the kernel: 13 mapped\n";
+    let note = "note       no more than 2.9 KiB were served; descriptors were left to the kernel: 13 mapped; what is \
+                mapped is the kernel's in any case\n";
     assert!(text.ends_with(note), "{text}");
+    report.totals.reasons[Reason::Duplicated as usize] = 1;
+    assert!(report.notes()[0].contains(": 13 mapped, 1 duplicated; what is"), "{:?}", report.notes());
     report.totals.bytes = 1 << 30;
     assert_eq!(report.notes(), Vec::<String>::new());
     (report.totals.kernel_reads, report.totals.reasons[Reason::Foreign as usize]) = (2, 1);
-    assert!(report.notes()[0].starts_with("most reads were the kernel's; "), "{:?}", report.notes());
+    let note =
+        "most reads were the kernel's; descriptors were left to the kernel: 1 duplicated, 1 opened before";
+    assert!(report.notes()[0].starts_with(note), "{:?}", report.notes());
+}
+
+#[test]
+fn a_kept_cache_that_has_ended_is_not_there_for_the_next_run() {
+    let (mut report, name) = (plain(), Name::default());
+    let kept = KeptRunNumbers { name: &name, others: 0, is_known: true, has_ended: false };
+    report.kept = Some(kept);
+    assert!(
+        report.text().contains("kept       as `default`, for the next run; `quinion stop default` ends it\n")
+    );
+    assert!(report.json().contains("\"ended\":false"), "{}", report.json());
+    for is_known in [true, false] {
+        report.kept = Some(KeptRunNumbers { is_known, has_ended: true, ..kept });
+        let text = report.text();
+        assert!(text.contains("the cache `default` ended during the run; reads after that were"), "{text}");
+        assert!(!text.contains("quinion stop") && report.json().contains("\"ended\":true"), "{text}");
+    }
+    report.kept = Some(KeptRunNumbers { is_known: false, ..kept });
+    assert!(report.text().contains("does not answer; `quinion stop default`"), "{}", report.text());
 }

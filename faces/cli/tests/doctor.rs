@@ -98,6 +98,24 @@ fn the_machine_is_described_in_words_and_in_json() {
     assert!(!text(&output.stdout).contains("schema"), "that is for programs: {output:?}");
 }
 
+/// Only root can give up the right; any other user is without it.
+#[test]
+fn a_user_who_gets_no_leases_on_files_of_others_is_told() {
+    let mut command = Command::new("setpriv");
+    command.args(["--bounding-set=-lease", env!("CARGO_BIN_EXE_quinion"), "doctor", "cat"]);
+    match command.output() {
+        Ok(output) if output.status.success() => {
+            let said = text(&output.stdout);
+            assert!(
+                said.contains("files of other users: the kernel gives a lease to a file's owner"),
+                "{said}"
+            );
+            assert!(said.contains("no (a lease needs the file's owner, or CAP_LEASE)"), "{said}");
+        }
+        other => println!("SKIPPED: the right could not be given up: {other:?}"),
+    }
+}
+
 #[test]
 fn a_folder_that_is_none_is_an_error_and_one_that_refuses_a_trial_is_a_finding() {
     let folder = tempfile::tempdir().unwrap();

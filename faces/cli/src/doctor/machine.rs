@@ -29,6 +29,7 @@ pub fn report(folders: &[impl AsRef<Path>]) -> Report {
         .add("memory_bytes", "memory a cache may use", bytes_or(quinion::process_limit(), Value::Unknown))
         .add("cgroup_limit_bytes", "control group limit", cgroup_limit())
         .add("ptrace_scope", "ptrace", ptrace())
+        .add("files_of_others", "files of other users", Value::Text(files_of_others().into()))
         .add("userfaultfd", "userfaultfd", userfaultfd())
         .add("kvm", "KVM", tried(open_kvm(), "only restore's own tests want it"))
         .add(
@@ -124,6 +125,16 @@ fn ptrace() -> Value {
              at, and such a program is served with care"
         ),
     })
+}
+
+/// Whether the kernel gives this user leases on them.
+fn files_of_others() -> &'static str {
+    if quinion_run::leases_files_of_others() {
+        "yes"
+    } else {
+        "no (a lease needs the file's owner, or CAP_LEASE); run serves only files that you own, and others by \
+         --immutable FOLDER"
+    }
 }
 
 fn userfaultfd() -> Value {

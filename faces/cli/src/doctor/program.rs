@@ -320,6 +320,13 @@ impl Linked {
                 will_not.push((*words).to_owned());
             }
         }
+        if !run::leases_files_of_others() {
+            will_not.push(
+                "files of other users: the kernel gives a lease to a file's owner alone, or with CAP_LEASE; \
+                 `--immutable FOLDER` serves those that never change"
+                    .into(),
+            );
+        }
         if self.asks_for(&["dlopen", "dlmopen"]) {
             advice.push("it can load libraries at run time; each is examined before its code runs".into());
         }

@@ -223,6 +223,11 @@ fn memory_that_cannot_be_had() {
         };
         assert_complains(&with("1M"), 1, &["--memory 1M is too small: a cache needs at least 16M"]);
         assert_complains(&with("0"), 1, &["memory"]);
+        assert_complains(
+            &with("1.5"),
+            1,
+            &["--memory is 1 byte and too small", "at least 16M", "write a unit"],
+        );
         assert_complains(&with("8000T"), 1, &["memory"]);
         assert_complains(&with("many"), 2, &["many", "such as 256M"]);
         assert_complains(&with("64XB"), 2, &["use K, M, G or T"]);
@@ -292,7 +297,8 @@ fn a_report_that_cannot_be_written() {
     for place in [&nowhere, &scratch.path().to_owned()] {
         let mut command = quinion();
         command.args(["run", "--memory", MEMORY, "--report-file", text(place), "--", "touch", text(&made)]);
-        assert_complains(&output(&mut command), 1, &[text(place), "name a file that can be written"]);
+        let words = [text(place), "name a file that can be written", "the program was not started"];
+        assert_complains(&output(&mut command), 1, &words);
     }
     assert!(!made.exists(), "the program has not run");
 }

@@ -211,19 +211,23 @@ fn left_descriptors(report: &RunReport<'_>, listed: Listed) -> Option<String> {
     }
     reasons.sort_by_key(|&(count, _)| std::cmp::Reverse(count));
     reasons.first()?;
-    let has_mapped = reasons.iter().any(|&(_, reason)| reason == Reason::Mapped);
-    let left = report.totals.reasons[Reason::Left as usize];
-    let remedy = match left {
-        1.. if listed != Listed::Beside => {
-            let pays = report.totals.kernel_reads >= left.saturating_mul(PAYS_AFTER_READS);
-            copy_rule(pays, leases_files_of_others())
-        }
-        _ if listed == Listed::All && has_mapped => "; what is mapped is the kernel's in any case".to_owned(),
-        _ => String::new(),
-    };
+    let has = |wanted: Reason| reasons.iter().any(|&(_, reason)| reason == wanted);
+    let mut remedies = String::new();
+    if has(Reason::Left) {
+        let left = report.totals.reasons[Reason::Left as usize];
+        let pays = report.totals.kernel_reads >= left.saturating_mul(PAYS_AFTER_READS);
+        remedies += &copy_rule(pays, leases_files_of_others());
+    }
+    if has(Reason::Unguaranteed) {
+        remedies += "; files without a lease are served by `--immutable FOLDER` if they never change, or by \
+                     `--file-systems all` with `--coherence times`";
+    }
+    if listed == Listed::All && has(Reason::Mapped) {
+        remedies += "; what is mapped is the kernel's in any case";
+    }
     let reasons: Vec<String> =
         reasons.iter().map(|&(count, reason)| format!("{count} {}", words(reason, shortage))).collect();
-    Some(format!("descriptors were left to the kernel: {}{remedy}", reasons.join(", ")))
+    Some(format!("descriptors were left to the kernel: {}{remedies}", reasons.join(", ")))
 }
 
 /// When files are copied, and what serves them earlier: only if that pays, and is allowed.

@@ -118,6 +118,19 @@ fn where_little_was_served_the_reasons_are_given() {
     assert!(report.notes()[0].starts_with(note), "{:?}", report.notes());
 }
 
+/// Such a descriptor is not asked for, so its file's name is not known.
+#[test]
+fn where_most_is_on_another_file_system_the_options_that_serve_it_are_named() {
+    let mut report = plain();
+    (report.totals.bytes, report.totals.reads, report.totals.kernel_reads) = (2996, 1, 240);
+    report.totals.reasons[Reason::Unguaranteed as usize] = 1;
+    let notes = report.notes();
+    assert!(
+        notes[0].contains("`--immutable FOLDER`") && notes[0].contains("`--file-systems all`"),
+        "{notes:?}"
+    );
+}
+
 #[test]
 fn a_kept_cache_that_has_ended_is_not_there_for_the_next_run() {
     let (mut report, name) = (plain(), Name::default());

@@ -61,7 +61,7 @@ mod attached_files;
 mod background_copy;
 mod closing_files;
 
-use admission::{ALL_FILES, FileAdmission, OpenRequest, TOO_SMALL, WATCHED};
+use admission::{ALL_FILES, FileAdmission, OpenRequest, TOO_LARGE, TOO_SMALL, WATCHED};
 pub use attached_files::AttachmentCounts;
 use attached_files::{AttachedFiles, Attachment, Revocation};
 use background_copy::{AttachAttempt, BackgroundCopies, CopyBudget, CopyEnd, CopyRequest};
@@ -474,7 +474,8 @@ impl Owner for CacheOwner {
             self.note_shortage(ShortageEntry { id, bytes, decision: Decision::NotCopied });
             let path = format!("/proc/self/fd/{}", file.as_raw_fd());
             let name = std::fs::read_link(path).unwrap_or_default();
-            self.admission.note_unserved(id, &name, TOO_SMALL);
+            let why = if bytes > budget.file { TOO_LARGE } else { TOO_SMALL };
+            self.admission.note_unserved(id, &name, why);
         }
         Some(left.credit)
     }

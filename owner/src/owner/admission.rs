@@ -37,6 +37,7 @@ const MODES_MAX: usize = 1000;
 pub(super) const ALL_FILES: FileId = FileId { device: 0, inode: 0 };
 pub(super) const WATCHED: &str = "a program watches it";
 pub(super) const TOO_SMALL: &str = "--memory is too small for all files that are read at the same time";
+pub(super) const TOO_LARGE: &str = "--memory is less than four times its size";
 
 /// A file that is to be opened for a viewer.
 #[derive(Debug)]

@@ -26,6 +26,8 @@
 //! record, because nothing says then what the rest is of.
 //!
 //! The file is written beside the target and moved over it, durable before that: a reader finds a whole one or none.
+//! It replaces a record or an empty file, and nothing else: a snapshot that was named by mistake stays. This is looked
+//! at just before the move, and not in one step with it.
 //!
 //! Not an invariant: that an image with the same fingerprint is the same. A digest of 16 bits takes one of 65,536
 //! changed pages for an unchanged one.
@@ -95,6 +97,10 @@ pub enum FaultRecordError {
     Version(u32),
     #[error("the record's header is damaged; record again")]
     Damaged,
+    #[error(
+        "the record would replace a file that is there and is no record of page faults; name another, or remove it"
+    )]
+    Occupied,
 }
 
 /// A record that was read for a replay ([`FaultRecord::for_replay`]).
@@ -236,31 +242,33 @@ impl FaultRecord {
     /// Checks that a record can be written to `path`, as far as that can be known before: no file is left behind.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// It cannot be written, or a file is there that is no record, and not empty.
     pub fn check_target(path: &Path) -> Result<(), FaultRecordError> {
-        if path.is_dir() {
-            return Err(FaultRecordError::Write(io::ErrorKind::IsADirectory.into()));
-        }
+        Replaceable::at(path)?;
         let beside = beside(path);
         let made = create_new(&beside).and_then(|_| fs::remove_file(&beside));
         made.map_err(FaultRecordError::Write)
     }
 
-    /// Writes the record to `path`, over a file that is there; readers find the old one or this one.
+    /// Writes the record to `path`, over a record or an empty file that is there; readers find the old one or this
+    /// one. A record without any page leaves one that is there.
     ///
     /// # Errors
-    /// It cannot be written; the file at `path` is unchanged.
+    /// It cannot be written, or a file is there that is no record, and not empty; the file at `path` is unchanged.
     pub fn write(&self, path: &Path) -> Result<(), FaultRecordError> {
+        if Replaceable::at(path)? == Replaceable::Record && self.is_empty() {
+            return Ok(());
+        }
         let beside = beside(path);
         let written = || {
-            let mut file = create_new(&beside)?;
-            file.write_all(&self.encode())?;
-            file.sync_all()?;
-            fs::rename(&beside, path)
+            let mut file = create_new(&beside).map_err(FaultRecordError::Write)?;
+            file.write_all(&self.encode()).and_then(|()| file.sync_all()).map_err(FaultRecordError::Write)?;
+            // Again: the sync may have taken long.
+            Replaceable::at(path)?;
+            fs::rename(&beside, path).map_err(FaultRecordError::Write)
         };
-        written().map_err(|error| {
+        written().inspect_err(|_| {
             let _ = fs::remove_file(&beside);
-            FaultRecordError::Write(error)
         })
     }
 
@@ -278,6 +286,38 @@ impl FaultRecord {
             return Ok(());
         }
         self.write(path)
+    }
+}
+
+/// The place of a record, if one may be written there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Replaceable {
+    /// No file, or an empty one.
+    Free,
+    Record,
+}
+
+impl Replaceable {
+    /// The place at `path`, links followed; only a regular file is opened.
+    fn at(path: &Path) -> Result<Self, FaultRecordError> {
+        let found = match fs::metadata(path) {
+            Ok(found) => found,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self::Free),
+            Err(error) => return Err(FaultRecordError::Write(error)),
+        };
+        if found.is_dir() {
+            return Err(FaultRecordError::Write(io::ErrorKind::IsADirectory.into()));
+        }
+        if !found.is_file() {
+            return Err(FaultRecordError::Occupied);
+        }
+        let mut head = Vec::new();
+        let read = File::open(path).and_then(|file| file.take(MAGIC.len() as u64).read_to_end(&mut head));
+        match read.map_err(FaultRecordError::Write)? {
+            0 => Ok(Self::Free),
+            _ if head == MAGIC => Ok(Self::Record),
+            _ => Err(FaultRecordError::Occupied),
+        }
     }
 }
 
@@ -566,7 +606,7 @@ mod tests {
     fn a_file_is_written_whole_and_read_again() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("record");
-        for record in [recorded([9, 1]), scattered(), recorded([])] {
+        for record in [recorded([]), recorded([9, 1]), scattered()] {
             record.write(&path).expect("room for it");
             record.write(&path).expect("over the old one");
             assert_eq!(FaultRecord::read(&path, IMAGE).expect("a record"), record);
@@ -613,9 +653,34 @@ mod tests {
         let other = FaultRecord { image: ImageIdentity { fingerprint: 8, ..IMAGE }, ..recorded([4]) };
         other.write_unless_contained(&path).expect("room for it");
         assert_eq!(read().image(), other.image());
-        fs::write(&path, "no record").expect("room for it");
-        recorded([]).write_unless_contained(&path).expect("room for it");
-        assert!(read().is_empty());
+    }
+
+    #[test]
+    fn what_is_no_record_is_not_replaced_and_a_record_not_by_one_without_pages() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("record");
+        recorded([]).write(&path).expect("there is none yet");
+        recorded([4]).write(&path).expect("over one without pages");
+        recorded([]).write(&path).expect("nothing is to be done");
+        assert_eq!(FaultRecord::read(&path, IMAGE).expect("a record"), recorded([4]));
+        fs::write(&path, "").expect("room for it");
+        FaultRecord::check_target(&path).expect("an empty file is of no use");
+        recorded([4]).write(&path).expect("over an empty file");
+        for other in [&b"no record"[..], b"q", b"qnfault"] {
+            fs::write(&path, other).expect("room for it");
+            let refused = [
+                FaultRecord::check_target(&path),
+                recorded([4]).write(&path),
+                recorded([4]).write_unless_contained(&path),
+            ];
+            for refused in refused {
+                assert!(matches!(refused, Err(FaultRecordError::Occupied)), "{refused:?}");
+            }
+            assert_eq!(fs::read(&path).expect("it is there"), other);
+        }
+        let null = FaultRecord::check_target(Path::new("/dev/null"));
+        assert!(matches!(null, Err(FaultRecordError::Occupied)), "{null:?}");
+        assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 1, "nothing is left beside it");
     }
 
     #[test]

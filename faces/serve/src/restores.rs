@@ -32,8 +32,8 @@ use quinion_serve::fetching::Deadline;
 use quinion_serve::log::Log;
 use quinion_service::ObjectOpener;
 use quinion_vm::{
-    Event, FaultRecord, ImageIdentity, RestoreOptions, RestoreStats, Server, SocketOwner, identify_file,
-    identify_layers,
+    Event, FaultRecord, FaultRecordError, ImageIdentity, RestoreOptions, RestoreStats, Server, SocketOwner,
+    identify_file, identify_layers,
 };
 use tokio::sync::oneshot;
 
@@ -138,8 +138,11 @@ pub fn check(configs: &[RestoreConfig]) -> Result<(), String> {
         }
         let Some(path) = &config.record else { return Ok(()) };
         FaultRecord::check_target(path).map_err(|error| {
-            let remedy = "name a file in a folder that you may write to";
-            failed(config, &format_args!("{}: {error}; {remedy}", path.display()))
+            let remedy = match &error {
+                FaultRecordError::Write(_) => "; name a file in a folder that you may write to",
+                _ => "",
+            };
+            failed(config, &format_args!("{}: {error}{remedy}", path.display()))
         })
     })
 }

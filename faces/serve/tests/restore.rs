@@ -630,3 +630,19 @@ fn a_socket_path_of_another_program_is_left_alone() {
     assert_eq!(std::fs::read(stage.socket()).unwrap(), b"a file");
     assert!(Path::new(&stage.socket()).exists());
 }
+
+/// The record would be written when the server ends.
+#[test]
+fn a_record_that_would_replace_the_snapshot_is_refused() {
+    let stage = Stage::new(Image::new(80, 100));
+    let (base, config) = (stage.path("base"), stage.path("serve.toml"));
+    stage.image.write(&base);
+    let memory = std::fs::read(&base).unwrap();
+    let socket = stage.socket();
+    let table = format!("[[restore]]\nsnapshot = {base:?}\nrecord = {base:?}\nsocket = {socket:?}\n");
+    std::fs::write(&config, table).unwrap();
+    let mut served = Served::start(stage.command(&["--config", config.to_str().unwrap()]));
+    assert!(served.says("failed").contains("is no record of page faults"));
+    assert_eq!(served.ended(), Some(1));
+    assert!(std::fs::read(&base).unwrap() == memory);
+}

@@ -1,7 +1,8 @@
 //! Metrics: the server's numbers for Prometheus, in a file or by HTTP.
 //!
 //! ```text
-//!   a file      written anew every second, beside itself and moved over: a process that reads it finds a whole one
+//!   a file      written anew every second, beside itself and moved over: a process that reads it finds a whole one;
+//!               a file of something else is not replaced
 //!   an address  GET / or /metrics -> the text, HTTP/1.0, one request for each connection
 //! ```
 //!
@@ -24,6 +25,8 @@ use quinion_cli::sys::EndSignals;
 
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 const REQUEST_BYTES_MAX: usize = 8 << 10;
+/// The beginning of the numbers, as files of them have it.
+const NUMBERS_BEGIN: &[u8] = b"# HELP quinion_restore_";
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum MetricsTarget {
@@ -64,7 +67,9 @@ impl Metrics {
             MetricsTarget::File(path) => {
                 write(path, "").map_err(|error| {
                     let path = path.display();
-                    format!("cannot write metrics to {path}: {error}; name a file in a folder that you may write to")
+                    format!(
+                        "cannot write metrics to {path}: {error}; name another file, in a folder that you may write to"
+                    )
                 })?;
                 Ok(Self::File(path.clone()))
             }
@@ -121,7 +126,28 @@ pub fn wait(ending: &EndSignals, metrics: Option<&Metrics>, at_most: Duration) -
     }
 }
 
+/// Checks that the file at `path` may be replaced by numbers: it is new, empty, or has such numbers. Only a
+/// regular file is opened.
+///
+/// # Errors
+/// It may not, in words; or it cannot be read.
+pub fn check_replaced(path: &Path) -> io::Result<()> {
+    let found = match fs::metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        found => found?,
+    };
+    let mut begin = Vec::new();
+    if found.is_file() {
+        fs::File::open(path)?.take(NUMBERS_BEGIN.len() as u64).read_to_end(&mut begin)?;
+    }
+    if found.is_file() && (begin.is_empty() || begin == NUMBERS_BEGIN) {
+        return Ok(());
+    }
+    Err(io::Error::other("it is there already, and has no such numbers"))
+}
+
 fn write(path: &Path, text: &str) -> io::Result<()> {
+    check_replaced(path)?;
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.new", std::process::id()));
     let beside = path.with_file_name(name);

@@ -12,6 +12,7 @@
 //! This module decides only where the numbers go. The server is the library's.
 
 mod metrics;
+mod outputs;
 mod ready;
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -140,7 +141,8 @@ pub struct Arguments {
     /// machine's if not given. The VMs' own memory is not in it.
     #[arg(long, value_name = "SIZE")]
     memory: Option<Size>,
-    /// Write to this file, at the end, which pages VMs touched, in their order, for `--replay`.
+    /// Write to this file, at the end, which pages VMs touched, in their order, for `--replay`. It is new, or a record
+    /// already: no other file is replaced, and no record by one without a page.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     record: Option<PathBuf>,
     /// Give VMs the pages that such a file names before they ask for them. It is made for the same snapshot, or a
@@ -212,11 +214,7 @@ fn restore(arguments: &Arc<Arguments>) -> Result<ExitCode, String> {
     let ending = EndSignals::listen().map_err(|error| {
         format!("cannot wait for signals: {error}; allow this process more descriptors (ulimit -n)")
     })?;
-    if let Some(path) = &arguments.record {
-        let remedy = "name a file in a folder that you may write to";
-        let told = |error| named(path, &format_args!("{error}; {remedy}"));
-        FaultRecord::check_target(path).map_err(told)?;
-    }
+    outputs::check(arguments)?;
     // A server that takes over has the address of its metrics when the other has ended.
     let start_metrics = || arguments.metrics.as_ref().map(Metrics::start).transpose();
     let early = if arguments.replace { None } else { start_metrics()? };
@@ -243,6 +241,12 @@ fn restore(arguments: &Arc<Arguments>) -> Result<ExitCode, String> {
         metrics.keep(&stats);
     }
     let written = record.as_ref().zip(arguments.record.as_ref()).map_or(Ok(()), |(record, path)| {
+        if record.is_empty() {
+            say(
+                &bar,
+                &format!("no page was recorded; a record that {} has already is left there", path.display()),
+            );
+        }
         // The other command may have ended by now, and have written its own there.
         let written = if is_replaced { record.write_unless_contained(path) } else { record.write(path) };
         written.map_err(|error| named(path, &error))

@@ -16,7 +16,8 @@
 //! A pack is at most as readable as each file whose bytes it has: it has the memory of a VM.
 //!
 //! Invariants: a pack is published only if the snapshot and all packs that it refers to are, after the last read, what
-//! they were before the first. And none of the names that it refers to leads to the file that it replaces.
+//! they were before the first. And none of its inputs, and none of the names that it refers to, is the file that it
+//! replaces.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
@@ -62,14 +63,8 @@ struct Readers {
 impl Readers {
     /// A file that cannot be asked has its owner's permissions alone.
     fn of(request: &PackRequest, input: &Input) -> Self {
-        let names = match input {
-            Input::Pack(pack) => pack.names(),
-            Input::Layers(_) => &[],
-        };
-        let beside = request.layers.first().map_or(Path::new("."), |first| folder_of(first));
-        let others = names.iter().map(|name| beside.join(OsStr::from_bytes(&name.name)));
         let mut all = Self { mode: 0o666, groups: HashSet::new() };
-        for path in request.layers.iter().cloned().chain(others) {
+        for path in input_files(request, input) {
             match fs::metadata(path) {
                 Ok(file) => {
                     all.mode &= file.mode();
@@ -249,6 +244,7 @@ fn check(request: &PackRequest) -> Result<(), PackError> {
 impl PackPlan {
     fn new(request: &PackRequest) -> Result<Self, PackError> {
         let input = Input::open(&request.layers)?;
+        check_input(request, &input)?;
         let olders = request.against.iter().map(|path| {
             let pack = open_local(path)?;
             check_folder(path, &request.out)?;
@@ -323,6 +319,30 @@ fn check_names(names: &[PackName], out: &Path) -> Result<(), PackError> {
         return Err(PackError::Request(text));
     }
     Ok(())
+}
+
+/// Refuses to replace a file that the pack is made of: a snapshot, a diff, or a pack whose chunks it takes.
+fn check_input(request: &PackRequest, input: &Input) -> Result<(), PackError> {
+    let file = |path: &Path| fs::metadata(path).ok().map(|it| (it.dev(), it.ino()));
+    let Some(replaced) = file(&request.out) else { return Ok(()) };
+    if input_files(request, input).any(|path| file(&path) == Some(replaced)) {
+        return Err(PackError::Request(format!(
+            "{}: the pack would replace a file that it is made of; write it under another name",
+            request.out.display()
+        )));
+    }
+    Ok(())
+}
+
+/// The files that the snapshot is in; of a pack, those that it refers to as well.
+fn input_files(request: &PackRequest, input: &Input) -> impl Iterator<Item = PathBuf> {
+    let names = match input {
+        Input::Pack(pack) => pack.names(),
+        Input::Layers(_) => &[],
+    };
+    let beside = request.layers.first().map_or(Path::new("."), |first| folder_of(first));
+    let others = names.iter().map(move |name| beside.join(OsStr::from_bytes(&name.name)));
+    request.layers.iter().cloned().chain(others)
 }
 
 fn chunk_bytes_of(request: &PackRequest, olders: &[OlderPack]) -> Result<u32, PackError> {
@@ -498,6 +518,7 @@ impl<'r> PackWriter<'r> {
         }
         // Again: hours may have passed since it was looked at first.
         check_names(&self.names, &self.request.out)?;
+        check_input(self.request, &self.plan.input)?;
         self.report.file_bytes = header.file_bytes;
         self.report.packs = self.names.iter().map(|name| PathBuf::from(name.as_os_str())).collect();
         let Self { request, output, report, .. } = self;

@@ -96,7 +96,7 @@
 
 use std::fmt;
 use std::io;
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -303,7 +303,9 @@ impl RestoreOptions {
 pub enum PeerError {
     #[error(transparent)]
     Message(BadMessage),
-    #[error("a VM asked to be served, and {0} VMs are served already; raise the most, or end some")]
+    #[error(
+        "a VM asked to be served, and {0} VMs are served already; raise the most (--vms-max), or end some"
+    )]
     TooMany(usize),
     #[error(
         "more than {} descriptors came with the message; send the userfaultfd alone",
@@ -316,6 +318,10 @@ pub enum PeerError {
         "none of the descriptors that came is a userfaultfd; send the one that the regions are registered with"
     )]
     NoUserfaultfd,
+    #[error(
+        "the regions came, and no userfaultfd came with them; send it with the regions, in one message, as SCM_RIGHTS"
+    )]
+    NoDescriptor,
     #[error("the message did not come within {0:?} of the connection; connect again, and send all of it")]
     Late(Duration),
     #[error("the connection ended before the message did; connect again, and send all of it")]
@@ -447,6 +453,20 @@ pub enum Event {
         why: PeerError,
         /// Whether its process was killed.
         killed: bool,
+    },
+    /// A page of the snapshot cannot be read, and a touch of it is a bus error (SIGBUS) in the VM. Some of them are
+    /// told in each second; [`RestoreCounters::poisoned_bytes`] counts all.
+    Poisoned {
+        /// The VM's number.
+        vm: u64,
+        /// Its process, 0 if that is not known.
+        process: u32,
+        /// The snapshot, as errors name it.
+        snapshot: String,
+        /// Its bytes of the snapshot.
+        range: Range<u64>,
+        /// Why.
+        why: Error,
     },
     /// A VM has ended by itself.
     Ended {

@@ -116,6 +116,7 @@ use connection::{Connection, ConnectionSlot, ConnectionState, Kind, of_token, to
 use socket::{SocketAddress, failed, listen, listen_for_successors};
 use successor::{Succession, SuccessionRequest, TakenVm};
 use table::Table;
+use turns::PoisonedQuota;
 use wakeups::Wakeups;
 
 /// Descriptors of one connection: its socket, its process, its userfaultfd. (Others are closed when its message is
@@ -197,6 +198,7 @@ struct Shared {
     /// How far reads may run ahead of a VM that walks through its memory.
     reach_bytes: u64,
     table: Mutex<Table>,
+    poisoned: Mutex<PoisonedQuota>,
 }
 
 /// A descriptor whose close may wait for an unknown peer: a thread of its own closes it.
@@ -329,6 +331,7 @@ impl Server {
                 .map_err(|e| failed(socket, "a clock: ", e))?,
             is_ending: AtomicBool::new(false),
             table: Mutex::new(Table::default()),
+            poisoned: Mutex::default(),
         };
         let mut server = Self {
             shared: Arc::new(shared),

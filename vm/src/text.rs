@@ -108,8 +108,18 @@ impl fmt::Display for Event {
             }
             Self::Ended { vm, process, counters } => {
                 let (faults, supplied) = (counters.faults, Mib(counters.demand_bytes + counters.ahead_bytes));
-                write!(f, "vm {vm} (process {process}) has ended: {faults} faults, {supplied} supplied")
+                write!(f, "vm {vm} (process {process}) has ended: {faults} faults, {supplied} supplied")?;
+                match counters.poisoned_bytes {
+                    0 => Ok(()),
+                    bytes => write!(f, ", {bytes} bytes could not be read"),
+                }
             }
+            Self::Poisoned { vm, process, snapshot, range, why } => write!(
+                f,
+                "vm {vm} (process {process}): bytes {} to {} of {snapshot} cannot be read: {why}; a touch of them \
+                 is SIGBUS in the VM",
+                range.start, range.end
+            ),
             Self::Dropped { vm, process, killed } => {
                 write!(f, "vm {vm} (process {process}) was still there at the end: {}", fate(*killed))
             }
@@ -166,6 +176,11 @@ mod tests {
         for part in ["vm 3 (process 4711)", "s3://bucket/vm.mem was changed", "its process was killed"] {
             assert!(text.contains(part), "{part}: {text}");
         }
+        let why = quinion::Error::invalid_input("its checksum differs".to_owned());
+        let poisoned =
+            Event::Poisoned { vm: 1, process: 2, snapshot: "a.pack".into(), range: 4096..8192, why };
+        let text = poisoned.to_string();
+        assert!(text.contains("bytes 4096 to 8192 of a.pack cannot be read: its checksum differs"), "{text}");
         let larger = Event::SnapshotLarger { vm: 1, process: 2, used_bytes: 3 << 19, image_bytes: 2 << 20 };
         assert!(larger.to_string().contains("the first 1.5 MiB of the snapshot, which has 2.0 MiB"));
     }

@@ -90,6 +90,8 @@ pub(super) struct VmShared<'a> {
     /// Makes a waker that has the VM looked at again.
     pub(super) waker: &'a dyn Fn() -> Waker,
     pub(super) tell: &'a dyn Fn(&Event),
+    /// Is told of bytes of the snapshot that the VM was refused, and why.
+    pub(super) tell_poisoned: &'a dyn Fn(Range<u64>, Error),
 }
 
 impl VmShared<'_> {

@@ -18,7 +18,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use quinion_testing::vmm::{Image, Monitor, Need, Plan, kernel, memory};
+use quinion_testing::vmm::{Backing, Image, Monitor, Need, Plan, kernel, memory};
 use tempfile::TempDir;
 
 #[test]
@@ -943,4 +943,45 @@ fn numbers_are_published_on_request() {
     };
     until("the file says how many faults there were", || faults() >= 1.0);
     drop(served);
+}
+
+/// Two chunks of a pack are damaged; the first fault of each page is told, and no more than some in a second.
+#[test]
+fn a_page_that_cannot_be_read_is_told_with_its_file_and_reason() {
+    let needs = [Need::Userfault(kernel::EVENT_REMOVE | kernel::POISON | kernel::MINOR_SHMEM)];
+    if !vmm::has("a_page_that_cannot_be_read_is_told_with_its_file_and_reason", &needs) {
+        return;
+    }
+    let stage = Stage::new(Image::new(54, 640));
+    let flat = stage.path("flat");
+    fs::rename(stage.snapshot(), &flat).unwrap();
+    let mut pack = Command::new(env!("CARGO_BIN_EXE_quinion"));
+    pack.args(["pack", "--chunk", "64K", "--snapshot"]).arg(&flat).arg("--out").arg(stage.snapshot());
+    assert!(pack.output().unwrap().status.success());
+    let mut bytes = fs::read(stage.snapshot()).unwrap();
+    let at = bytes.len() - 1000;
+    bytes[at] ^= 1;
+    fs::write(stage.snapshot(), bytes).unwrap();
+    for words in [&["--on-failure", "leave"][..], &["--minor", "--memory", "64M"]] {
+        let served = stage.serve(words);
+        let features = kernel::MINOR_SHMEM | kernel::MISSING_SHMEM | kernel::EVENT_REMOVE;
+        let plan = match words[0] {
+            "--minor" => stage.plan().backing(Backing::Offered).features(features),
+            _ => stage.plan(),
+        };
+        let mut monitor = Monitor::start(&plan);
+        let fault = format!("errno {}", libc::EFAULT);
+        let poisoned = (0..640).filter(|page| monitor.ask(&format!("probe {page}")) == Some(fault.clone()));
+        assert_eq!(poisoned.count(), 16, "one chunk is damaged");
+        let said = served.says("cannot be read");
+        for words in ["vm 1 ", "bytes ", "memory", "checksum differs", "SIGBUS"] {
+            assert!(said.contains(words), "{words}: {said}");
+        }
+        served.signal(libc::SIGTERM);
+        let mut more = 1;
+        while let Ok(line) = served.lines.recv_timeout(WATCHDOG) {
+            more += u32::from(line.contains("cannot be read"));
+        }
+        assert!((2..=10).contains(&more), "{more} lines for 16 pages at once");
+    }
 }

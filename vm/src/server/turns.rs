@@ -8,7 +8,10 @@
 //! A step that begins a VM has its spaces watched; one that serves it looks for faults in all of them, whatever event
 //! it was, and has them told once more.
 
+use std::ops::Range;
 use std::os::fd::AsFd;
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, EventFlags};
 
@@ -19,8 +22,30 @@ use crate::peer::say;
 use crate::takeover::SPACES_MAX;
 use crate::vm::{NextWait, Space, Vm, VmShared};
 use crate::{Event, Fill, PeerError};
+use quinion::Error;
 use quinion::internals::sync::contained;
 use quinion::internals::units::PAGE_SIZE;
+
+/// Pages that cannot be read and are told, in a second.
+const POISONED_EACH_SECOND: u32 = 10;
+
+/// How many such pages were told in the second that began then.
+#[derive(Debug, Default)]
+pub(super) struct PoisonedQuota {
+    since: Option<Instant>,
+    told: u32,
+}
+
+impl PoisonedQuota {
+    /// Whether one more may be told.
+    fn take(&mut self, now: Instant) -> bool {
+        if self.since.is_none_or(|since| now.duration_since(since) >= Duration::from_secs(1)) {
+            *self = Self { since: Some(now), told: 0 };
+        }
+        self.told += 1;
+        self.told <= POISONED_EACH_SECOND
+    }
+}
 
 impl Shared {
     pub(super) fn attend(&self, number: u64, kind: Kind) {
@@ -99,8 +124,7 @@ impl Shared {
         let (number, process, bytes) = (connection.number, connection.peer.process(), vm.bytes());
         self.tell(&Event::Begun { vm: number, process, bytes });
         let (used_bytes, image_bytes) = (vm.image_end(), self.snapshot.identity().bytes);
-        // Less than a page more is the rest of a file whose last page is not whole.
-        if image_bytes >= used_bytes + PAGE_SIZE as u64 {
+        if image_bytes > used_bytes {
             self.tell(&Event::SnapshotLarger { vm: number, process, used_bytes, image_bytes });
         }
         if vm.guard_image()? {
@@ -160,6 +184,16 @@ impl Shared {
         }
     }
 
+    /// Of many pages some are told: each of them costs a line, and a damaged chunk has many.
+    fn tell_poisoned(&self, connection: &Connection, range: Range<u64>, why: Error) {
+        if !self.poisoned.lock().unwrap_or_else(PoisonError::into_inner).take(Instant::now()) {
+            return;
+        }
+        let (vm, process) = (connection.number, connection.peer.process());
+        let snapshot = self.snapshot.name().to_owned();
+        self.tell(&Event::Poisoned { vm, process, snapshot, range, why });
+    }
+
     fn serve(&self, connection: &Connection, vm: &mut Vm) -> std::result::Result<NextWait, PeerError> {
         let common = VmShared {
             snapshot: &self.snapshot,
@@ -172,6 +206,7 @@ impl Shared {
             retry_reads: self.options.retry_reads,
             waker: &|| self.wakeups.waker(connection.number),
             tell: &|event: &Event| self.tell(event),
+            tell_poisoned: &|range, why| self.tell_poisoned(connection, range, why),
         };
         let next = vm.serve(&common)?;
         self.unwatch(&vm.take_ended());

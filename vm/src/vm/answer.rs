@@ -130,7 +130,7 @@ impl Vm {
                 {
                     return common.try_again(alone.offset, since, error);
                 }
-                Some(Err(error)) => return self.poison(at, alone, error),
+                Some(Err(error)) => return self.poison(SupplyRequest::demand(fault, alone), error, common),
             },
         };
         self.reads.remove(&alone.offset);
@@ -367,14 +367,20 @@ impl Vm {
             Some(error) if !is_there && error.kind() == ErrorKind::NoMemory => Ok(FaultAnswer::Short),
             Some(error) if !is_there => {
                 let unit = self.spaces[at].pages.unit();
-                self.poison(at, ImagePart { address: page, offset: wanted, bytes: unit }, error)
+                let alone = ImagePart { address: page, offset: wanted, bytes: unit };
+                self.poison(SupplyRequest { part: alone, ..request }, error, common)
             }
             _ => Ok(found),
         }
     }
 
-    fn poison(&mut self, at: usize, stretch: ImagePart, source: Error) -> Result<FaultAnswer, PeerError> {
-        let ImagePart { address, offset, bytes } = stretch;
+    fn poison(
+        &mut self,
+        request: SupplyRequest,
+        source: Error,
+        common: &VmShared<'_>,
+    ) -> Result<FaultAnswer, PeerError> {
+        let SupplyRequest { at, part: ImagePart { address, offset, bytes }, .. } = request;
         let poisoned = self.spaces[at].give(address..address + bytes, address, Uffd::poison);
         match poisoned {
             Err(PeerError::Kernel { source: poison, .. }) => {
@@ -382,6 +388,7 @@ impl Vm {
             }
             Ok(FaultAnswer::Given) => {
                 self.count(|counters| counters.poisoned_bytes += bytes);
+                (common.tell_poisoned)(offset..offset + bytes, source);
                 Ok(FaultAnswer::Given)
             }
             other => other,

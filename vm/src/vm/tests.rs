@@ -102,6 +102,7 @@ impl QuietVm {
             retry_reads: Duration::ZERO,
             waker: &|| Waker::noop().clone(),
             tell: &|_| (),
+            tell_poisoned: &|_, _| (),
         };
         act(&mut self.vm, &common)
     }

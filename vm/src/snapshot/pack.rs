@@ -9,8 +9,9 @@
 //!
 //! The memory of a VM is cut into chunks of one size. A chunk of zeros takes no room; any other is stored once, as it
 //! is or compressed by zstd, and named by its SHA-256. A pack made **against** older ones refers to their chunks. The
-//! index stands in front, so that opening a pack, which may be an object of a store, takes two reads. An entry says at
-//! once in which file its chunk lies, so no reference leads to another, and none in a circle.
+//! index stands in front, so that opening a pack, which may be an object of a store, takes three reads: of the header,
+//! of the index, and of the last bytes. An entry says at once in which file its chunk lies, so no reference leads to
+//! another, and none in a circle.
 //!
 //! # The format, version 1
 //!

@@ -406,4 +406,7 @@ pub(super) fn seal(pack: &mut [u8]) {
     header[48..80].copy_from_slice(&digest);
     let identity = identity_of(header);
     header[IDENTITY_AT..].copy_from_slice(&identity.0);
+    if let Some((_, end)) = rest.split_last_chunk_mut() {
+        *end = END_MAGIC;
+    }
 }

@@ -32,8 +32,9 @@ use quinion::backend::{Attributes, BlockingSource, Identity, ReadAt, Version};
 use sha2::{Digest, Sha256};
 use zstd::bulk::Decompressor;
 
+use super::super::recognition::END_MAGIC;
 use super::super::{Assembled, FileIdentity};
-use super::format::{ChunkForm, HEADER_BYTES, Header, Index, PackIdentity, PackName, StoredChunk};
+use super::format::{ChunkForm, END_BYTES, HEADER_BYTES, Header, Index, PackIdentity, PackName, StoredChunk};
 use super::source::PackSource;
 
 /// Bytes of chunks that were decompressed last.
@@ -104,6 +105,17 @@ pub(super) fn read_header(source: &dyn PackSource) -> Result<Header, String> {
     Header::decode(&bytes, source.bytes())
 }
 
+/// Checks the last bytes of a pack whose header is right.
+fn check_end(source: &dyn PackSource) -> Result<(), String> {
+    let mut end = END_MAGIC;
+    let read = source.read_exact(&mut end, source.bytes() - END_BYTES);
+    read.map_err(|error| format!("the pack's last 16 bytes cannot be read: {error}"))?;
+    if end == END_MAGIC {
+        return Ok(());
+    }
+    Err("the pack's last 16 bytes are damaged; copy the pack again, or pack the snapshot anew".to_owned())
+}
+
 fn read_index(source: &dyn PackSource) -> Result<Index, String> {
     let header = read_header(source)?;
     // No more than the file has, and than CHUNKS_MAX allows.
@@ -120,6 +132,7 @@ impl Pack {
     /// The pack in `source`; `find` opens those that it refers to, which are compared with their identities.
     pub(super) fn open(source: Arc<dyn PackSource>, find: PackFinder<'_>) -> Result<Self, String> {
         let index = read_index(&*source)?;
+        check_end(&*source)?;
         let (mut sources, mut headers) = (vec![source], Vec::new());
         for name in &index.packs {
             let other = find(name).map_err(|why| format!("it refers to the pack {name}: {why}"))?;
@@ -132,6 +145,7 @@ impl Pack {
                     name.identity, header.identity
                 ));
             }
+            check_end(&*other).map_err(|why| format!("it refers to the pack {name}: {why}"))?;
             sources.push(other);
             headers.push(header);
         }

@@ -114,6 +114,9 @@ pub struct ReplayRecord {
 }
 
 impl FaultRecord {
+    /// Bytes of a record's head, by which it is known.
+    pub(super) const HEAD_BYTES: usize = HEAD_BYTES;
+
     /// Which image it is of.
     pub fn image(&self) -> ImageIdentity {
         self.image
@@ -230,9 +233,13 @@ impl FaultRecord {
         }
         if record.image() != image {
             let (theirs, ours) = (record.image().bytes, image.bytes);
+            let how = if theirs == ours {
+                "of the same size, with other contents".to_owned()
+            } else {
+                format!("of {theirs} bytes, and this one has {ours}")
+            };
             remarks.push(format!(
-                "{}: the record is of another snapshot ({theirs} bytes, this one has {ours}, or other contents): \
-                 pages that differ are ignored",
+                "{}: the record is of another snapshot, {how}: pages that differ are ignored",
                 path.display()
             ));
         }

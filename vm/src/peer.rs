@@ -128,11 +128,13 @@ pub(super) struct Handshake {
     pieces: usize,
     /// Whether it was given the image, and is to send its regions now.
     pub(super) has_image: bool,
+    /// Whether it has said its regions, and no descriptor came with them.
+    pub(super) lacks_descriptor: bool,
 }
 
 impl Handshake {
     pub(super) fn new() -> Self {
-        Self { bytes: Vec::new(), fds: Vec::new(), pieces: 0, has_image: false }
+        Self { bytes: Vec::new(), fds: Vec::new(), pieces: 0, has_image: false, lacks_descriptor: false }
     }
 
     /// Does not wait for more.
@@ -156,7 +158,7 @@ impl Handshake {
             match parse(&self.bytes)? {
                 ParseStep::Unfinished => {}
                 // The descriptor may come behind the words.
-                ParseStep::Regions(_) if self.fds.is_empty() => {}
+                ParseStep::Regions(_) if self.fds.is_empty() => self.lacks_descriptor = true,
                 said => {
                     self.bytes.clear();
                     return Ok(said);

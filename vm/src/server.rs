@@ -296,6 +296,7 @@ impl Server {
         mut options: RestoreOptions,
     ) -> Result<Self> {
         let OpenSnapshot { snapshot, image, device_bytes_before } = open;
+        snapshot.check_is_memory()?;
         let identity = snapshot.identity();
         let record = options.replay.take();
         let recorder = options.record.then(|| match &record {

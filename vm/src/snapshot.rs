@@ -49,7 +49,7 @@ use rustix::fs::{Advice, Mode, OFlags, fadvise};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use super::PeerError;
-use super::fault_record::{Fingerprint, ImageIdentity};
+use super::fault_record::{FaultRecord, Fingerprint, ImageIdentity};
 
 mod layers;
 #[cfg(feature = "pack")]
@@ -241,6 +241,24 @@ impl Snapshot {
         })
     }
 
+    /// Checks that it may be the memory of a VM.
+    pub(super) fn check_is_memory(&self) -> Result<()> {
+        let (name, bytes) = (&self.name, self.identity.bytes);
+        if is_record(&self.file) {
+            return Err(Error::invalid_input(format!(
+                "{name}: this is a record of page faults, and no snapshot; name the file with the VM's memory, and the \
+                 record by --replay"
+            )));
+        }
+        if !bytes.is_multiple_of(PAGE_SIZE as u64) {
+            return Err(Error::invalid_input(format!(
+                "{name}: the snapshot has {bytes} bytes, which are no whole pages of {PAGE_SIZE} bytes, as a VM's \
+                 memory is: it was cut, or is another file; copy it again, or name the file with the VM's memory"
+            )));
+        }
+        Ok(())
+    }
+
     /// Copies the bytes at `offset` from the kernel's page cache, if that holds all of them. Waits for no device.
     pub(super) fn copy_held(&self, into: &mut [u8], offset: u64) -> bool {
         match (&self.assembled, &self.outside) {
@@ -413,6 +431,12 @@ fn known(file: &fs::File) -> std::io::Result<SnapshotVersion> {
         seconds: status.st_mtime,
         nanoseconds: status.st_mtime_nsec.cast_signed(),
     })
+}
+
+/// Whether it is a record with a whole head. One that cannot be read is none: its page is an error of a fault.
+fn is_record(file: &File) -> bool {
+    let mut head = [0; FaultRecord::HEAD_BYTES];
+    file.read_exact_at(&mut head, 0).is_ok() && FaultRecord::decode(&head, 0).is_ok()
 }
 
 fn fingerprint(file: &File, bytes: u64) -> Result<u64> {

@@ -543,6 +543,11 @@ fn a_silent_peer_is_closed_and_one_too_many_is_refused() {
     let socket = UnixStream::connect(stage.path("socket")).expect("it listens");
     assert!(wait_for(&events, "refused").contains("did not come within 50ms"));
     assert!(answer(&socket).contains("50ms"));
+    // It has said all but for its descriptor.
+    let socket = UnixStream::connect(stage.path("socket")).expect("it listens");
+    send(&socket, &format!("[{}]", region(std::ptr::without_provenance_mut(4096), 1, PAGE)), &[]);
+    assert!(wait_for(&events, "refused").contains("no userfaultfd came with them"));
+    assert!(answer(&socket).contains("no userfaultfd came with them"));
     drop(server);
     let mut options = RestoreOptions::new();
     options.vms_max = 1;

@@ -1,13 +1,15 @@
 //! `quinion restore` and `quinion pack` write over none of the files that they read, nor over any other that is not
-//! theirs.
+//! theirs; and they refuse files that cannot be what they are given for.
 //!
 //! ```text
 //!   --record FILE, --metrics FILE, --out FILE    FILE is new, or empty, or what that option has written before
 //! ```
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::Shutdown;
 use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -194,4 +196,98 @@ fn a_pack_does_not_replace_what_it_is_made_of() {
         );
         kept.iter().for_each(|(name, bytes)| assert_same(&folder.path(name), bytes));
     }
+}
+
+#[test]
+fn a_cut_snapshot_and_a_record_are_no_snapshot() {
+    let folder = Folder::new();
+    let memory = fs::read(folder.path("vm.mem")).unwrap();
+    fs::write(folder.path("cut.mem"), &memory[..memory.len() - 1000]).unwrap();
+    let said = refused(folder.restore(&[("--snapshot", "cut.mem")]));
+    let bytes = (memory.len() - 1000).to_string();
+    assert!(
+        said.contains(&bytes) && said.contains("whole pages") && said.contains("copy it again"),
+        "{said}"
+    );
+    let packed =
+        folder.command("pack", &[("--snapshot", "cut.mem"), ("--out", "cut.pack")]).output().unwrap();
+    assert!(packed.status.success());
+    let said = refused(folder.restore(&[("--snapshot", "cut.pack")]));
+    assert!(said.contains("whole pages"), "{said}");
+    let (said, is_well) = folder.serves(&[("--snapshot", "vm.mem"), ("--record", "boot.record")], || ());
+    assert!(is_well, "{said}");
+    // Also one that has as many bytes as whole pages.
+    let mut record = fs::read(folder.path("boot.record")).unwrap();
+    for bytes in [record.len(), 4096] {
+        record.resize(bytes, 0);
+        fs::write(folder.path("boot.record"), &record).unwrap();
+        let said = refused(folder.restore(&[("--snapshot", "boot.record")]));
+        assert!(said.contains("a record of page faults") && said.contains("--replay"), "{said}");
+    }
+}
+
+#[test]
+fn a_record_that_would_not_be_replayed_is_refused() {
+    let folder = Folder::new();
+    fs::write(folder.path("boot.record"), RECORD_HEAD).unwrap();
+    let options = [("--snapshot", "vm.mem"), ("--replay", "boot.record")];
+    let mut command = folder.restore(&options);
+    command.args(["--fill", "none"]);
+    let said = refused(command);
+    assert!(said.contains("--fill none") && said.contains("leave out"), "{said}");
+}
+
+#[test]
+fn each_byte_at_the_end_of_a_pack_is_looked_at() {
+    let folder = Folder::new();
+    let packed =
+        folder.command("pack", &[("--snapshot", "vm.mem"), ("--out", "monday.pack")]).output().unwrap();
+    assert!(packed.status.success());
+    let next = [("--snapshot", "vm.mem"), ("--out", "next.pack"), ("--against", "monday.pack")];
+    assert!(folder.command("pack", &next).output().unwrap().status.success());
+    let mut pack = fs::read(folder.path("monday.pack")).unwrap();
+    for at in [pack.len() - 16, pack.len() - 7, pack.len() - 1] {
+        pack[at] ^= 0x10;
+        fs::write(folder.path("monday.pack"), &pack).unwrap();
+        pack[at] ^= 0x10;
+        for name in ["monday.pack", "next.pack"] {
+            let verified = refused(folder.command("pack", &[("--verify", name)]));
+            let served = refused(folder.restore(&[("--snapshot", name)]));
+            for said in [verified, served] {
+                assert!(said.contains("monday.pack") && said.contains("last 16 bytes"), "{at}: {said}");
+            }
+        }
+    }
+}
+
+/// It has said all but for the descriptor, and waits for none.
+#[test]
+fn a_peer_without_a_userfaultfd_and_a_second_server_are_told_what_to_do() {
+    let folder = Folder::new();
+    let mut answer = String::new();
+    let (said, is_well) = folder.serves(&[("--snapshot", "vm.mem")], || {
+        let mut peer = UnixStream::connect(folder.path("socket")).unwrap();
+        peer.write_all(br#"[{"base_host_virt_addr":4096,"size":4096,"offset":0,"page_size":4096}]"#).unwrap();
+        peer.shutdown(Shutdown::Write).unwrap();
+        peer.read_to_string(&mut answer).unwrap();
+        let said = refused(folder.restore(&[("--snapshot", "vm.mem")]));
+        assert!(said.contains("another server listens there") && said.contains("--replace"), "{said}");
+    });
+    assert!(is_well && said.contains("no userfaultfd came with"), "{said}");
+    assert!(answer.contains("no userfaultfd came with") && answer.contains("SCM_RIGHTS"), "{answer}");
+    let mut command = folder.command("restore", &[("--snapshot", "vm.mem"), ("--socket", "no/such/socket")]);
+    command.args(["--memory", "32M"]);
+    let said = refused(command);
+    assert!(said.contains("make that folder"), "{said}");
+}
+
+/// The two have one size.
+#[test]
+fn the_record_of_another_snapshot_is_told_without_sizes_that_are_equal() {
+    let folder = Folder::new();
+    let both = [("--snapshot", "vm.mem"), ("--record", "boot.record")];
+    assert!(folder.serves(&both, || ()).1);
+    Image::new(53, 100).write(&folder.path("vm.mem"));
+    let (said, _) = folder.serves(&[("--snapshot", "vm.mem"), ("--replay", "boot.record")], || ());
+    assert!(said.contains("of another snapshot") && !said.contains("409600 bytes"), "{said}");
 }

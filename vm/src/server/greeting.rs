@@ -341,9 +341,16 @@ fn receive_message(
     let (socket, until) = (connection.socket.as_fd(), Instant::now() + at_most);
     loop {
         if !wait_for(socket, PollFlags::IN | PollFlags::RDHUP, until) {
-            return Err(PeerError::Late(at_most));
+            return Err(if greeting.lacks_descriptor {
+                PeerError::NoDescriptor
+            } else {
+                PeerError::Late(at_most)
+            });
         }
-        let said = greeting.receive(socket)?;
+        let said = greeting.receive(socket).map_err(|why| match why {
+            PeerError::HungUp if greeting.lacks_descriptor => PeerError::NoDescriptor,
+            why => why,
+        })?;
         let shared = server.upgrade().ok_or(PeerError::HungUp)?;
         match said {
             ParseStep::Unfinished => {}

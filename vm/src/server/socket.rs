@@ -156,7 +156,8 @@ fn listen_at(server: &Path, which: SocketAddress, options: &RestoreOptions) -> R
         }
         match listens(server, which) {
             Ok(true) => {
-                let text = "another server listens there; name another path, or end that server";
+                let text = "another server listens there; name another path, end that server, or take over its \
+                            VMs (--replace)";
                 return Err(failed(&text));
             }
             Ok(false) => fs::remove_file(path).map_err(|e| failed(&e))?,
@@ -168,7 +169,12 @@ fn listen_at(server: &Path, which: SocketAddress, options: &RestoreOptions) -> R
         with_address(path, |address| rustix::net::bind(&socket, address))?;
         Ok::<_, io::Error>(socket)
     };
-    let socket = bound().map_err(|e| failed(&e))?;
+    let socket = bound().map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => failed(&format_args!(
+            "{error}: its folder is missing; make that folder, or name a path in another"
+        )),
+        _ => failed(&error),
+    })?;
     let (file, inode) = file_of_socket(path).map_err(|e| failed(&e))?;
     let listening = open_to(path, &file, options)
         .and_then(|()| rustix::net::listen(&socket, BACKLOG).map_err(|e| failed(&e)));

@@ -192,7 +192,7 @@ enum Failure {
 /// As [`Fill`], for the command line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum)]
 enum FillChoice {
-    /// Nothing but what lies around and behind their faults.
+    /// Nothing but what lies around and behind their faults; --replay then only begins the record of --record.
     None,
     /// The pages of --replay.
     #[default]
@@ -215,6 +215,7 @@ fn restore(arguments: &Arc<Arguments>) -> Result<ExitCode, String> {
         format!("cannot wait for signals: {error}; allow this process more descriptors (ulimit -n)")
     })?;
     outputs::check(arguments)?;
+    check_replay(arguments)?;
     // A server that takes over has the address of its metrics when the other has ended.
     let start_metrics = || arguments.metrics.as_ref().map(Metrics::start).transpose();
     let early = if arguments.replace { None } else { start_metrics()? };
@@ -304,6 +305,18 @@ fn check_files(arguments: &Arguments) -> Result<(), String> {
          quinion serve --store {} --restore {url}={socket}",
         store_of(&url.to_string())
     ))
+}
+
+/// Checks that a record is of use: to be replayed, or for the new record to begin with.
+fn check_replay(arguments: &Arguments) -> Result<(), String> {
+    let is_unused = arguments.fill == FillChoice::None && arguments.record.is_none();
+    match &arguments.replay {
+        Some(path) if is_unused => Err(format!(
+            "--replay {}: by --fill none no VM gets the pages of a record; leave out --fill none, or --replay",
+            path.display()
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// The prefix of the store that an object's URL most likely has: scheme and bucket, or host.

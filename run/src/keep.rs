@@ -284,7 +284,7 @@ impl JoinedCache {
         Numbers::of(&answer).map(Some).ok_or_else(|| self.line.not_understood())
     }
 
-    /// Whether it has ended, so that nobody answers any more.
+    /// Whether the owner of the cache has ended.
     pub fn has_ended(&mut self) -> bool {
         matches!(self.line.ask(&Message::ask("status")), Ok(None))
     }

@@ -25,7 +25,7 @@ use quinion_owner::internals::serve::FileMode;
 use quinion_size as size;
 use rustix::process::{Resource, getrlimit};
 
-use crate::run_report::{KeptRunNumbers, RunReport, counted, words};
+use crate::run_numbers::{KeptRunNumbers, RunReport, counted, words};
 use crate::{Intercept, RunEnd};
 
 /// Fewer bytes than that are few.

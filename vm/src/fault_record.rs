@@ -663,7 +663,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_record_is_not_replaced_and_a_record_not_by_one_without_pages() {
+    fn only_a_record_is_replaced_and_by_one_with_pages_alone() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("record");
         recorded([]).write(&path).expect("there is none yet");

@@ -100,7 +100,7 @@ fn the_machine_is_described_in_words_and_in_json() {
 
 /// Only root can give up the right; any other user is without it.
 #[test]
-fn a_user_who_gets_no_leases_on_files_of_others_is_told() {
+fn a_user_without_leases_on_files_of_others_is_told() {
     let mut command = Command::new("setpriv");
     command.args(["--bounding-set=-lease", env!("CARGO_BIN_EXE_quinion"), "doctor", "cat"]);
     match command.output() {

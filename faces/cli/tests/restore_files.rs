@@ -170,7 +170,7 @@ fn a_file_that_took_the_name_of_a_record_or_of_metrics_meanwhile_stays() {
 }
 
 #[test]
-fn a_pack_does_not_replace_what_it_is_made_of() {
+fn a_pack_replaces_none_of_its_sources() {
     let folder = Folder::new();
     let pack = |options: &[(&str, &str)]| folder.command("pack", options);
     Image::new(52, 100).write(&folder.path("vm.mem"));

@@ -1,3 +1,15 @@
+//! Tests of the report's lines, its JSON and its notes.
+//!
+//! Each makes a report of numbers alone: no program runs, and no owner. One number or file is set, and the sentences
+//! that it makes are compared.
+
+use quinion::internals::arena::ArenaStats;
+use quinion_owner::internals::serve::FileMode;
+
+use crate::Kind;
+use crate::keep::Name;
+use crate::run_numbers::{Interception, OwnerNumbers};
+
 use super::*;
 
 const ALONE: Interception = Interception { how: Intercept::Plt, planned: None };

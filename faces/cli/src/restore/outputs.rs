@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Before anything is written. A file is told by its device and number, whatever name it is given by; one that is not
-//! there yet by its folder and its name. `--record` and `--replay` may be one file: that merges records. Those who write
-//! look at the file again, just before they do.
+//! there yet by its folder and its name. `--record` and `--replay` may be one file: that merges records. The file is
+//! looked at again just before it is written.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

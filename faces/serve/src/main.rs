@@ -369,23 +369,17 @@ fn check_memory(bytes: u64) -> Result<(), String> {
 /// Checks whether memory, the disk tier's folder, files of snapshots and the monitors' address can be had, as far as
 /// that is possible while another server has them.
 fn try_out(config: &Config) -> Result<(), String> {
-    if let Some(Bytes(memory)) = config.memory {
-        quinion::Cache::builder().memory(memory).build().map_err(|error| error.to_string())?;
-    }
+    let builder = quinion::Cache::builder();
+    let builder = config.memory.iter().fold(builder, |builder, Bytes(memory)| builder.memory(*memory));
+    let cache = builder.build().map_err(|error| error.to_string())?;
     if let Some(disk) = &config.disk {
         try_folder(&disk.folder).map_err(|error| {
             let remedy = "name a folder that this user can make and write to";
             format!("cannot use {} for the disk tier: {error}; {remedy}", disk.folder.display())
         })?;
     }
-    for restore in &config.restores {
-        let base = (!restore.is_url()).then(|| PathBuf::from(&restore.snapshot));
-        for path in base.iter().chain(&restore.diff).chain(&restore.replay) {
-            std::fs::metadata(path).map_err(|error| {
-                format!("cannot read {}: {error}; name a file that is there, and may be read", path.display())
-            })?;
-        }
-    }
+    restores::try_out(&config.restores, &cache)?;
+    drop(cache);
     match config.metrics.map(std::net::TcpListener::bind) {
         Some(Err(error)) if error.kind() != std::io::ErrorKind::AddrInUse => {
             Err(format!("cannot listen for monitors: {error}"))

@@ -21,6 +21,7 @@
 //! Not an invariant: that the thread has ended when the program does. It may wait for a store that is gone.
 
 use std::fmt::Display;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -147,6 +148,71 @@ pub fn check(configs: &[RestoreConfig]) -> Result<(), String> {
     })
 }
 
+/// Checks all that this machine can tell, before a server that runs is asked to end: places of sockets, and snapshots
+/// that are files. `cache` has as much memory as the one that is to serve them.
+///
+/// # Errors
+/// One of `configs` could not be served.
+pub fn try_out(configs: &[RestoreConfig], cache: &Cache) -> Result<(), String> {
+    configs.iter().try_for_each(|config| {
+        try_socket(&config.socket).map_err(|why| failed(config, &why))?;
+        if let Some(path) = &config.replay {
+            readable(path).map_err(|why| failed(config, &why))?;
+        }
+        if config.is_url() {
+            return Ok(());
+        }
+        let layers = layers_of(config);
+        layers.iter().try_for_each(|path| readable(path)).map_err(|why| failed(config, &why))?;
+        let image = identify_layers(cache, &layers).map_err(|error| failed(config, &error))?;
+        match no_room(config, image.bytes, cache) {
+            Some(why) => Err(failed(config, &why)),
+            None => Ok(()),
+        }
+    })
+}
+
+fn readable(path: &Path) -> Result<(), String> {
+    let remedy = "name a file that is there, and may be read";
+    let found = std::fs::metadata(path);
+    found.map(drop).map_err(|error| format!("cannot read {}: {error}; {remedy}", path.display()))
+}
+
+/// Whether a socket can be made there, as far as that can be told while another server may have it.
+fn try_socket(path: &Path) -> Result<(), String> {
+    match std::fs::symlink_metadata(path) {
+        Ok(found) if !found.file_type().is_socket() => {
+            return Err("something else is there; name another place, or remove it".into());
+        }
+        Ok(_) => return Ok(()),
+        Err(_) => {}
+    }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let found = rustix::fs::access(folder, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK);
+    found.map_err(|error| {
+        let remedy = "name a folder that is there, and that you may write to";
+        format!("cannot make a socket in {}: {error}; {remedy}", folder.display())
+    })
+}
+
+/// Why a snapshot that VMMs map does not fit, in the units of the configuration; `None` if it does.
+fn no_room(config: &RestoreConfig, image: u64, cache: &Cache) -> Option<String> {
+    let (memory, wanted) = (cache.stats().memory_bytes, image + 2 * Cache::MEMORY_MIN);
+    (config.minor && image + Cache::MEMORY_MIN > memory).then(|| {
+        format!(
+            "`minor`: the snapshot has {}, for which a memory of {} has no room; give memory {}M or more",
+            quinion_size::shown(image),
+            quinion_size::shown(memory),
+            wanted.div_ceil(1 << 20)
+        )
+    })
+}
+
+/// The files of a snapshot that is no object: the base, and the diffs above it.
+fn layers_of(config: &RestoreConfig) -> Vec<PathBuf> {
+    std::iter::once(PathBuf::from(&config.snapshot)).chain(config.diff.iter().cloned()).collect()
+}
+
 fn failed(config: &RestoreConfig, why: &dyn Display) -> String {
     format!("cannot serve the snapshot {} at {}: {why}", config.snapshot, config.socket.display())
 }
@@ -196,15 +262,18 @@ impl Starter {
             }
             Server::start_file(&self.cache, &file, &config.socket, options)
         } else {
-            let base = PathBuf::from(&config.snapshot);
-            let layers: Vec<PathBuf> = std::iter::once(base).chain(config.diff.iter().cloned()).collect();
+            let layers = layers_of(config);
             if let Some(path) = &config.replay {
                 let image = identify_layers(&self.cache, &layers).map_err(|error| failed(&error))?;
                 options.replay = self.record_of(path, image).map_err(|why| failed(&why))?;
             }
             Server::start_layers(&self.cache, &layers, &config.socket, options)
         };
-        let server = server.map_err(|error| failed(&error))?;
+        let no_room = || {
+            let image = std::fs::metadata(&config.snapshot).ok()?.len();
+            no_room(config, image, &self.cache)
+        };
+        let server = server.map_err(|error| no_room().map_or_else(|| failed(&error), |why| failed(&why)))?;
         let bytes = server.image().bytes.to_string();
         let values = [("snapshot", config.snapshot.as_str()), ("bytes", &bytes), ("socket", &socket)];
         self.log.event("restoring", &values);

@@ -413,6 +413,40 @@ fn a_server_whose_disk_folder_is_none_ends_no_other() {
     assert!(first.process.0.try_wait().unwrap().is_none(), "the first has ended");
 }
 
+/// 1. A server is to be replaced by one whose snapshots of VMs cannot be served, which this machine can tell.
+/// 2. The server that was there ended, and the other said `listening` and then `failed`.
+#[test]
+fn a_server_whose_snapshots_cannot_be_served_ends_no_other() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let made = |name: &str, bytes: &[u8]| std::fs::write(path(name), bytes).unwrap();
+    made("vm.mem", &data(1, 1 << 20));
+    made("short.diff", &data(2, 1 << 16));
+    made("damaged.pack", &[b"quinion vm pack\n".as_slice(), &[7; 1 << 16]].concat());
+    made("file", b"a program's own");
+    File::create(path("large.mem")).unwrap().set_len(256 << 20).unwrap();
+    let mut first = Server::start(&mut serve(folder.path()));
+    let (no_folder, no_socket, socket) = (path("none/vm.sock"), path("file"), path("vm.sock"));
+    let diff = format!("diff = [{:?}]", path("short.diff"));
+    for (snapshot, socket, more, says) in [
+        ("vm.mem", &no_folder, "", "none/vm.sock"),
+        ("vm.mem", &no_socket, "", "something else is there"),
+        ("large.mem", &socket, "minor = true", "give memory 288M or more"),
+        ("vm.mem", &socket, &diff, "short.diff"),
+        ("damaged.pack", &socket, "", "damaged.pack"),
+    ] {
+        let text = format!("[[restore]]\nsnapshot = {:?}\nsocket = {socket:?}\n{more}\n", path(snapshot));
+        std::fs::write(path("config.toml"), text).unwrap();
+        let words = ["--replace", "--config", &path("config.toml")];
+        let mut second = Server::spawn(serve(folder.path()).args(words));
+        let event = second.event();
+        assert!(event.contains("failed") && event.contains(says), "{says}: {event}");
+        assert_eq!(second.process.ended(), Some(1));
+        assert!(first.process.0.try_wait().unwrap().is_none(), "{says}: the first has ended");
+    }
+    assert_eq!(std::fs::read(path("file")).unwrap(), b"a program's own");
+}
+
 /// 1. The disk of a server that is replaced takes longer than 2 seconds for the last writes and their sync. Here the
 ///    test has the folder in its place.
 /// 2. Its successor had the name, found the folder in use and ended: no server was left.

@@ -254,6 +254,7 @@ fn main() -> ExitCode {
             other_program::become_program("quinion-serve", "faces/serve", &[], &arguments)
         }
         Command::S3(arguments) => {
+            let arguments = arguments.without_first("serve"); // as the program's own usage has it
             other_program::become_program("quinion-s3", "faces/s3", &["serve"], &arguments)
         }
         Command::Top(arguments) => top_command::main(&arguments),

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   quinion serve ..          quinion-serve ..            one cache of objects for a node
-//!   quinion s3 ..             quinion-s3 serve ..         an S3 endpoint over it
+//!   quinion s3 ..             quinion-s3 serve ..         an S3 endpoint over it; so is `quinion s3 serve ..`
 //!   quinion cat s3://..       quinion-object cat ..       an object, for which `cat` and `stat` take URLs beside files
 //! ```
 //!
@@ -47,6 +47,16 @@ fn failed(program: &str, package: &str, error: &std::io::Error) -> ExitCode {
         _ => format!("cannot start `{program}`: {error}"),
     };
     complain(&why)
+}
+
+impl Arguments {
+    /// Without that word, if it is the first: the program's own verb may be written, too.
+    pub fn without_first(mut self, word: &str) -> Self {
+        if self.words.first().is_some_and(|first| first == word) {
+            self.words.remove(0);
+        }
+        self
+    }
 }
 
 pub fn become_program(program: &str, package: &str, first: &[&str], arguments: &Arguments) -> ExitCode {

@@ -223,4 +223,6 @@ fn urls_among_files_are_handed_to_the_program_beside_the_command() {
     let output = run(&["s3", "--store", "s3://b", "--help", "x/7"]);
     assert_complains(&output, 7, &[]);
     assert_eq!(output.stdout, b"serve --store s3://b --help x/7\n");
+    // As the usage of the program says it.
+    assert_eq!(run(&["s3", "serve", "--help", "x/0"]).stdout, b"serve --help x/0\n");
 }

@@ -40,6 +40,7 @@ use tokio::time::{sleep, timeout};
 use tokio_io_timeout::TimeoutStream;
 
 use crate::chunks;
+use crate::messages::with_message;
 
 /// The pause after the system has given no connection, for want of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -217,7 +218,7 @@ async fn answered(
         request = request.map(|body| chunks::bounded(body, len));
     }
     request.extensions_mut().insert(free.clone());
-    let response = service.call(request).await.unwrap_or_else(|_| failed());
+    let response = with_message(service.call(request).await.unwrap_or_else(|_| failed()));
     response.map(|body| {
         if body.is_end_stream() {
             return body;

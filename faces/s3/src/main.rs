@@ -25,6 +25,7 @@ mod chunks;
 mod endpoint;
 mod keys;
 mod listen;
+mod messages;
 mod read;
 mod signed_url;
 mod silence;
@@ -215,6 +216,14 @@ fn open(arguments: &Arguments) -> Result<BTreeMap<String, Bucket>, String> {
     let (environment, http) = (stores::environment(), upstream::http_client(None)?);
     let opened = configs.iter().map(|config| upstream::open(config, &environment, &http));
     let opened = opened.collect::<Result<Vec<_>, _>>()?;
+    if let Some(itself) = opened.iter().find(|opened| opened.upstream.is_at(arguments.listen)) {
+        return Err(format!(
+            "the store s3://{} is at {}, where this endpoint listens: it would ask itself; start it with the \
+             store's own address in AWS_ENDPOINT_URL_S3, and set the endpoint's for its clients alone, or give \
+             another --listen",
+            itself.name, arguments.listen
+        ));
+    }
     let read_by = match &arguments.server {
         Some(name) => ReadBy::Server(Client::connect(name).map_err(|error| error.to_string())?),
         None => {

@@ -13,6 +13,7 @@
 //!  3. A request ends when the store was silent for too long (silence.rs), and not because it takes long.
 
 use std::fmt;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -20,7 +21,7 @@ use futures_util::stream::{BoxStream, StreamExt};
 use http_body_util::StreamBody;
 use hyper::body::Frame;
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
-use hyper::{Method, StatusCode};
+use hyper::{Method, StatusCode, Uri};
 use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey, AwsAuthorizer, AwsCredentialProvider};
 use object_store::client::{HttpRequest, HttpRequestBody};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
@@ -161,6 +162,24 @@ impl Upstream {
     /// Whether both are at one store, so that one can copy from the other.
     pub fn is_beside(&self, other: &Self) -> bool {
         self.store == other.store
+    }
+
+    /// Whether the store is what listens at `address` of this machine: only names of this machine are looked at.
+    pub fn is_at(&self, address: SocketAddr) -> bool {
+        let Ok(url) = self.store.parse::<Uri>() else { return false };
+        let default = if url.scheme_str() == Some("https") { 443 } else { 80 };
+        if url.port_u16().unwrap_or(default) != address.port() || address.port() == 0 {
+            return false;
+        }
+        let host = url.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
+        if host.eq_ignore_ascii_case("localhost") {
+            return address.ip().is_loopback() || address.ip().is_unspecified();
+        }
+        host.parse::<IpAddr>().is_ok_and(|host| {
+            host == address.ip()
+                || host.is_unspecified() && address.ip().is_loopback()
+                || host.is_loopback() && address.ip().is_unspecified()
+        })
     }
 
     pub async fn redacted(&self, text: String) -> String {
@@ -619,6 +638,22 @@ mod tests {
         }
         let refused = opened("h:1", &[("AWS_S3_EXPRESS", "true")]).map(drop).unwrap_err();
         assert!(refused.contains("AWS_S3_EXPRESS") && refused.contains("unset it"), "{refused}");
+    }
+
+    #[test]
+    fn a_store_at_the_endpoints_own_address_is_known() {
+        let is_at = |store: &str, address: &str| opened(store, &[]).unwrap().is_at(address.parse().unwrap());
+        let own = [("127.0.0.1:9000", "127.0.0.1:9000"), ("localhost:9000", "127.0.0.1:9000")];
+        for (store, address) in
+            own.into_iter().chain([("127.0.0.1:9000", "0.0.0.0:9000"), ("[::1]:9", "[::1]:9")])
+        {
+            assert!(is_at(store, address), "{store} {address}");
+        }
+        let other =
+            [("127.0.0.1:9001", "127.0.0.1:9000"), ("10.0.0.1:9000", "127.0.0.1:9000"), ("h", "127.0.0.1:9")];
+        for (store, address) in other {
+            assert!(!is_at(store, address), "{store} {address}");
+        }
     }
 
     #[test]

@@ -193,7 +193,7 @@ fn requests_not_signed_by_a_key_of_the_endpoint_are_refused() {
     let endpoint = Endpoint::start(&server, &["--store", "s3://bucket", "--memory", "32M"]);
     let refused = |answer: &str, status: &str, code: &str| {
         assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{answer}");
-        assert!(answer.contains(&format!("<Code>{code}</Code>")), "{answer}");
+        assert!(answer.contains(&format!("<Code>{code}</Code><Message>")), "{answer}");
         assert!(
             !answer.contains(real::KEY) && !answer.contains(real::SECRET) && !answer.contains(SECRET),
             "{answer}"
@@ -296,15 +296,15 @@ fn ranges_and_conditions_are_answered_as_s3_has_them() {
         ("Range: bytes=8-99\r\n".into(), "206", "89"),
         ("Range: bytes=0-1,4-5\r\n".into(), "200", "0123456789"),
         ("Range: bytes=5-2\r\n".into(), "200", "0123456789"),
-        ("Range: bytes=10-\r\n".into(), "416", "<Code>InvalidRange</Code>"),
-        ("Range: bytes=-0\r\n".into(), "416", "<Code>InvalidRange</Code>"),
+        ("Range: bytes=10-\r\n".into(), "416", "<Code>InvalidRange</Code><Message>"),
+        ("Range: bytes=-0\r\n".into(), "416", "<Code>InvalidRange</Code><Message>"),
         (format!("If-Match: {tag}\r\nRange: bytes=0-0\r\n"), "206", "0"),
         (format!("If-Match: {bare}\r\n"), "200", "0123456789"),
-        ("If-Match: \"other\"\r\n".into(), "412", "<Code>PreconditionFailed</Code>"),
+        ("If-Match: \"other\"\r\n".into(), "412", "<Code>PreconditionFailed</Code><Message>"),
         (format!("If-None-Match: {tag}\r\n"), "304", ""),
         ("If-None-Match: \"other\"\r\n".into(), "200", "0123456789"),
         (format!("If-Modified-Since: {past}\r\n"), "200", "0123456789"),
-        (format!("If-Unmodified-Since: {future}\r\n"), "412", "<Code>PreconditionFailed</Code>"),
+        (format!("If-Unmodified-Since: {future}\r\n"), "412", "<Code>PreconditionFailed</Code><Message>"),
         // Tags win over dates.
         (format!("If-Match: {tag}\r\nIf-Unmodified-Since: {past}\r\n"), "200", "0123456789"),
         (format!("If-None-Match: \"other\"\r\nIf-Modified-Since: {past}\r\n"), "200", "0123456789"),
@@ -794,6 +794,20 @@ fn boto3_reads_and_writes_at_the_endpoint_as_at_s3() {
     let output = client.env("AWS_SHARED_CREDENTIALS_FILE", "/dev/null").output().unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success() && out.ends_with("all went well\n"), "{out}{err}");
+}
+
+/// 1. The address of the endpoint, meant for its clients, is in its own environment as that of its store.
+/// 2. It asked itself, and each read hung.
+#[test]
+fn an_endpoint_whose_store_is_itself_does_not_start() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_quinion-s3"));
+    command.env("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9").env("AWS_SKIP_SIGNATURE", "true");
+    command.args(["serve", "--store", "s3://bucket", "--memory", "32M", "--anonymous"]);
+    command.args(["--listen", "127.0.0.1:9"]);
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("it would ask itself; start it with the store's own address"), "{said}");
+    assert_eq!(output.status.code(), Some(1));
 }
 
 #[test]

@@ -133,7 +133,9 @@ impl Error {
                 "there was no answer in time: the store or the server is too slow; read again later".into()
             }
             ErrorKind::Full => {
-                "the cache has no room for it; give the server more memory, or hold fewer pins".into()
+                "the cache has no room for it; give the server more memory, or for pins a larger share of it \
+                 (--pin-percent; in Rust Builder::pin_percent), or hold fewer pins"
+                    .into()
             }
             _ => match error {
                 RequestError::Errno(number) => io::Error::from_raw_os_error(number).to_string(),

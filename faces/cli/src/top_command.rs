@@ -34,5 +34,5 @@ pub fn main(arguments: &Arguments) -> ExitCode {
     if !arguments.json && stdout().is_terminal() {
         top::watch(&monitor, sample.clone()); // it returns where no panel can be drawn
     }
-    print(&top::printed(&sample, form)).map_or_else(|code| code, |()| ExitCode::SUCCESS)
+    print(&top::printed(&monitor, &sample, form)).map_or_else(|code| code, |()| ExitCode::SUCCESS)
 }

@@ -301,6 +301,7 @@ fn monitored(metrics: &'static str) -> String {
 }
 
 const METRICS: &str = "\
+quinion_service_socket{socket=\"/run/q.sock\"} 1
 quinion_service_clients 3
 quinion_service_reads_total 1000
 quinion_service_asked_reads_total 100
@@ -369,6 +370,8 @@ fn top_prints_once_where_there_is_no_terminal() {
     let (code, out, err) = top(&[&address]);
     assert_eq!((code, err.as_str()), (Some(0), ""));
     assert!(out.contains("90.0 %") && out.contains("s3://bucket") && !out.contains('\x1b'), "{out}");
+    let whose = format!("/run/q.sock at {address}");
+    assert!(out.lines().next().is_some_and(|line| line.contains(&whose)), "{out}");
     let (code, out, err) = top(&["--json", &format!("http://{address}/metrics")]);
     assert_eq!((code, err.as_str(), out.lines().count()), (Some(0), "", 1));
     assert!(

@@ -8,7 +8,7 @@
 //! | `quinion_saved_` | what clients' reads did not ask of stores, and its price, if stores have one |
 //! | `quinion_spent_` | the price of what was asked |
 //! | `quinion_disk_` | the disk tier, if there is one |
-//! | `quinion_restore_` | a server of page faults; `socket` is where its VMs connect. The names are those of `quinion restore` |
+//! | `quinion_restore_` | a server of page faults; `socket` is where its VMs connect. The names are those of `quinion restore`, without `device_bytes` |
 //! | `quinion_restore_vm_` | a VM that is served now, 256 of each server at most; `vm` is its number |
 //!
 //! They are read when a monitor asks; nothing is counted here. The text is OpenMetrics (`prometheus-client`).
@@ -33,9 +33,11 @@ pub const MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; chars
 /// All metrics of a server, and of those of page faults, by their sockets.
 pub fn text_of(server: &Server, price: Option<Price>, restores: Vec<(String, RestoreStats)>) -> String {
     let (cache, service) = (server.cache().stats(), server.stats());
+    let socket = server.socket().display().to_string();
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Snapshot {
         cache,
+        socket,
         service,
         disk: server.cache().disk_stats(),
         price,
@@ -49,6 +51,8 @@ pub fn text_of(server: &Server, price: Option<Price>, restores: Vec<(String, Res
 #[derive(Debug)]
 struct Snapshot {
     cache: Stats,
+    /// Where clients connect.
+    socket: String,
     service: ServerStats,
     disk: Option<DiskStats>,
     price: Option<Price>,
@@ -65,6 +69,7 @@ impl Collector for Snapshot {
                 number,
             )?;
         }
+        encode_socket(&mut encoder, &self.socket)?;
         let service = &self.service;
         for (name, help, kind, number) in [
             ("clients", "Processes that are connected.", Kind::Gauge, service.clients as u64),
@@ -183,6 +188,14 @@ fn encode_one(encoder: &mut DescriptorEncoder<'_>, row: &Row, number: u64) -> fm
     }
 }
 
+/// Which server this is: by a label, as numbers are all that there is.
+fn encode_socket(encoder: &mut DescriptorEncoder<'_>, socket: &str) -> fmt::Result {
+    let help = "Where clients connect, as the label says; the value is 1";
+    let mut metrics = encoder.encode_descriptor("quinion_service_socket", help, None, MetricType::Gauge)?;
+    let labels = [("socket", socket)];
+    ConstGauge::new(1_i64).encode(metrics.encode_family(&labels)?)
+}
+
 fn encode_stores(
     encoder: &mut DescriptorEncoder<'_>,
     name: &str,
@@ -282,7 +295,11 @@ fn encode_number(metric: MetricEncoder<'_>, number: &RestoreNumber) -> fmt::Resu
 
 /// A family for each number, with a row for each server.
 fn encode_restores(encoder: &mut DescriptorEncoder<'_>, restores: &[(String, RestoreStats)]) -> fmt::Result {
-    let all: Vec<_> = restores.iter().map(|(socket, stats)| (socket, stats.numbers())).collect();
+    // The cache reads devices for clients, too, and which of these bytes were a VM's it does not know.
+    let own = |stats: &RestoreStats| {
+        stats.numbers().into_iter().filter(|number| number.name != "device_bytes").collect::<Vec<_>>()
+    };
+    let all: Vec<_> = restores.iter().map(|(socket, stats)| (socket, own(stats))).collect();
     let families = all.first().map_or(0, |(_, numbers)| numbers.len());
     for family in 0..families {
         let number = &all[0].1[family];

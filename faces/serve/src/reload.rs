@@ -50,6 +50,14 @@ impl Reload {
         let opened = stores::open_all(&changes.added)?;
         // 2. Memory, which is refused in whole.
         if let Some(Bytes(bytes)) = changes.memory {
+            let most = server.cache().stats().memory_max_bytes;
+            if bytes > most {
+                let (asked, most) = (quinion_size::shown(bytes), quinion_size::shown(most));
+                let remedy = "restart the server to give it more";
+                return Err(format!(
+                    "memory: {asked} was asked for, and it was started with {most}; {remedy}"
+                ));
+            }
             server.cache().resize(bytes).map_err(|error| format!("memory: {error}"))?;
         }
         // 3. Stores, those first that may be wrong. A prefix that gets another store is never without one.

@@ -540,6 +540,8 @@ fn monitors_get_the_numbers_and_whether_clients_can_connect() {
     assert_eq!(bytes, data(5, 3 << 20));
     let (_, text) = ask(&address, "GET /metrics");
     assert!(number(&text, gets) > 0);
+    let whose = format!("quinion_service_socket{{socket=\"{}\"}} 1\n", socket(folder.path()).display());
+    assert!(text.contains(&whose), "{text}");
     for (name, least, most) in [
         ("quinion_service_clients ", 1, 1),
         ("quinion_service_open_files ", 1, 1),

@@ -226,6 +226,8 @@ fn machines_begin_before_their_object_is_there_and_share_its_pages_with_clients(
     let of = |name: &str| number(&text, &format!("{name}{{socket=\"{}\"}}", socket.display()));
     assert_eq!((of("quinion_restore_vms"), of("quinion_restore_vms_served_total")), (2.0, 2.0));
     assert_eq!(of("quinion_restore_image_bytes"), stage.image.bytes() as f64);
+    // Those are the whole cache's.
+    assert!(!text.contains("quinion_restore_device_bytes"), "{text}");
     assert!(of("quinion_restore_fault_seconds_count") > 0.0);
     assert_eq!(text.matches("quinion_restore_vm_faults_total{").count(), 2, "{text}");
     // In order: the machines need the server still.

@@ -42,12 +42,12 @@ pub fn watch(monitor: &Monitor, first: Sample) {
     }
 }
 
-/// The numbers in a form.
-pub fn printed(sample: &Sample, form: Form) -> String {
-    report(sample, form).printed(form)
+/// The numbers of the server that `monitor` has asked, in a form.
+pub fn printed(monitor: &Monitor, sample: &Sample, form: Form) -> String {
+    report(monitor, sample, form).printed(form)
 }
 
-fn report(sample: &Sample, form: Form) -> Report {
+fn report(monitor: &Monitor, sample: &Sample, form: Form) -> Report {
     let number = |name: &str| Value::Number(sample.number(name) as u64);
     let bytes = |name: &str| Value::Bytes(sample.number(name) as u64);
     let money = |name: &str| sample.get(name).map_or(Value::Unknown, Value::Real);
@@ -56,6 +56,7 @@ fn report(sample: &Sample, form: Form) -> Report {
     if form == Form::Json {
         report.add("schema", "schema", Value::Number(1));
     }
+    report.add("server", "server", Value::Text(sample.server_at(monitor.address())));
     report.add("clients", "clients", number("quinion_service_clients"));
     report.add("open_files", "open files", number("quinion_service_open_files"));
     report.add("reads", "reads", Value::Number(reads));
@@ -124,10 +125,10 @@ mod tests {
 
     #[test]
     fn the_json_of_a_sample_has_its_numbers_by_store() {
-        let sample = Sample::of(scrape::EXAMPLE).unwrap();
-        let json = printed(&sample, Form::Json);
+        let (monitor, sample) = (Monitor::new("a:1"), Sample::of(scrape::EXAMPLE).unwrap());
+        let json = printed(&monitor, &sample, Form::Json);
         for part in [
-            "\"clients\":2",
+            "\"server\":\"/run/q.sock at a:1\",\"clients\":2",
             "\"reads\":10,\"hits\":8",
             "\"saved\":{\"gets\":7,\"bytes\":7340032,\"price\":0.5000,\"spent_price\":0.2500}",
             "\"bound_bytes\":8388608",
@@ -142,7 +143,7 @@ mod tests {
         let without =
             scrape::EXAMPLE.lines().filter(|line| !line.contains("disk") && !line.contains("price"));
         let without = Sample::of(&without.map(|line| format!("{line}\n")).collect::<String>()).unwrap();
-        let json = printed(&without, Form::Json);
+        let json = printed(&monitor, &without, Form::Json);
         assert!(json.contains("\"price\":null") && json.contains("\"disk\":null"), "{json}");
     }
 }

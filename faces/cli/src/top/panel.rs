@@ -1,7 +1,7 @@
 //! Panel: the numbers of a server become a picture, by the parts that `run --live` draws with.
 //!
 //! ```text
-//!   - quinion: 127.0.0.1:9464 --------------------------------------- 00:12 -
+//!   - quinion: /run/user/1000/quinion/node at 127.0.0.1:9464 --------- 00:12 -
 //!   hits      ##################--  97.3 % of 12345 reads, 2 clients
 //!   served    1.2 GiB/s  ..::||||||||||    3.4 GiB in all
 //!   stores    310.0 MiB/s  1.0 GiB in all, 130 GETs, 12 HEADs, 0 failures
@@ -33,7 +33,7 @@ pub(super) fn rows_of(stores: usize) -> u16 {
 type DrawRow<'d> = dyn Fn(Rect, &mut Buffer) + 'd;
 
 pub(super) struct Panel {
-    title: String,
+    address: String,
     glyphs: Glyphs,
     /// Times and counts: bytes that clients read, and bytes from stores.
     past: VecDeque<(Duration, [u64; 2])>,
@@ -41,14 +41,16 @@ pub(super) struct Panel {
 }
 
 impl Panel {
-    pub(super) fn new(title: String, glyphs: Glyphs) -> Self {
-        Self { title, glyphs, past: VecDeque::new(), served: VecDeque::new() }
+    pub(super) fn new(address: String, glyphs: Glyphs) -> Self {
+        Self { address, glyphs, past: VecDeque::new(), served: VecDeque::new() }
     }
 
     pub(super) fn drawn(&mut self, area: Rect, elapsed: Duration, sample: &Result<Sample, String>) -> Buffer {
         let mut buffer = Buffer::empty(area);
         let row = |at: u16| Rect { y: area.y + at, height: 1, ..area };
-        self.glyphs.draw_title(row(0), &mut buffer, &self.title, elapsed);
+        let address = &self.address;
+        let title = sample.as_ref().map_or_else(|_| address.clone(), |sample| sample.server_at(address));
+        self.glyphs.draw_title(row(0), &mut buffer, &title, elapsed);
         let sample = match sample {
             Ok(sample) => sample,
             Err(why) => {
@@ -190,7 +192,7 @@ mod tests {
         panel.drawn(area, Duration::from_secs(60), &Sample::of(&earlier).map_err(str::to_owned));
         let picture = panel.drawn(area, Duration::from_secs(62), &Sample::of(EXAMPLE).map_err(str::to_owned));
         let picture = rows(&picture);
-        assert!(picture[0].starts_with("- quinion: 127.0.0.1:9464 ---"), "{picture:#?}");
+        assert!(picture[0].starts_with("- quinion: /run/q.sock at 127.0.0.1:9464 ---"), "{picture:#?}");
         assert_eq!(picture[1], "hits      ################----  80.0 % of 10 reads, 2 clients");
         assert!(picture[2].starts_with("served    5.0 MiB/s"), "{picture:#?}");
         assert!(picture[2].ends_with("10.0 MiB in all"), "{picture:#?}");

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   # HELP ...                                             skipped
+//!   quinion_service_socket{socket="/run/.."} 1             the server, by its socket
 //!   quinion_service_reads_total 10                         a number, by its name without `_total`
 //!   quinion_store_gets_total{store="s3://one"} 3           one of a store
 //!   quinion_store_first_byte_seconds{store=..,quantile=..} one of three of a store
@@ -32,6 +33,8 @@ pub struct Monitor(String);
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Sample {
     numbers: BTreeMap<String, f64>,
+    /// Where its clients connect; `None` of an older server.
+    pub socket: Option<String>,
     /// The samples of its stores, by their prefixes.
     pub stores: Vec<StoreSample>,
 }
@@ -111,6 +114,9 @@ impl Sample {
             let Ok(value) = value.parse::<f64>() else { continue };
             let (name, labels) = name.split_once('{').unwrap_or((name, ""));
             let name = name.strip_suffix("_total").unwrap_or(name);
+            if name == "quinion_service_socket" {
+                sample.socket = label_of(labels, "socket");
+            }
             match label_of(labels, "store") {
                 Some(store) => sample.store(store).note(name, label_of(labels, "quantile").as_deref(), value),
                 None => note(&mut sample.numbers, name, value),
@@ -152,6 +158,11 @@ impl Sample {
         (reads.saturating_sub(self.number("quinion_service_asked_reads") as u64), reads)
     }
 
+    /// The server, by its socket, and where it answers.
+    pub fn server_at(&self, address: &str) -> String {
+        self.socket.as_ref().map_or_else(|| address.to_owned(), |socket| format!("{socket} at {address}"))
+    }
+
     /// Whether there is a disk tier.
     pub fn has_disk(&self) -> bool {
         self.get("quinion_disk_pages").is_some()
@@ -187,6 +198,7 @@ pub(super) const EXAMPLE: &str = "\
 # HELP quinion_service_clients Processes that are connected.
 # TYPE quinion_service_clients gauge
 quinion_service_clients 2
+quinion_service_socket{socket=\"/run/q.sock\"} 1
 quinion_service_open_files 3
 quinion_service_reads_total 10
 quinion_service_read_bytes_total 10485760
@@ -220,6 +232,7 @@ mod tests {
     fn numbers_are_found_by_name_and_by_store() {
         let sample = Sample::of(EXAMPLE).unwrap();
         assert_eq!((sample.number("quinion_service_clients"), sample.hits()), (2.0, (8, 10)));
+        assert_eq!(sample.socket.as_deref(), Some("/run/q.sock"));
         let names: Vec<_> = sample.stores.iter().map(|store| store.prefix.as_str()).collect();
         assert_eq!(names, ["s3://one", "s3://two"]);
         assert_eq!(sample.stores[0].number("quinion_store_gets"), 3.0);

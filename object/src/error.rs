@@ -142,6 +142,10 @@ pub(crate) struct FetchReport {
     pub(crate) failure: FetchFailure,
 }
 
+/// Where more is allowed: by the name of a program's option, and in Rust.
+const IN_OPTIONS: &str =
+    " (--deadline, --gets-in-flight; in Rust deadline, requests_max and stall_max of Options)";
+
 /// The failure of the last GET of a fetch.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
@@ -172,13 +176,13 @@ pub enum FetchFailure {
     #[error("the store sent bytes {} to {} in answer to that; its ranges are broken", .0.start, .0.end)]
     OtherRange(Range<u64>),
     /// No byte came for as long as is waited.
-    #[error("no byte came for {} ms; the store hangs, or allow more by Options::stall_max", .0.as_millis())]
+    #[error("no byte came for {} ms; the store hangs, or allow more time{}", .0.as_millis(), IN_OPTIONS)]
     Stalled(Duration),
     /// The code of the store panicked.
     #[error("the code of the store panicked: {0}")]
     Panicked(String),
     /// The deadline passed while bytes came, or while it waited for its turn and no byte came to any fetch.
-    #[error("it was not done before the deadline; allow more GETs at a time, or a later Options::deadline")]
+    #[error("it was not done before the deadline; allow more GETs at a time, or a later one{}", IN_OPTIONS)]
     Deadline,
 }
 

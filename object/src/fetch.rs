@@ -50,12 +50,14 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::error::{Error, FetchError, FetchFailure, FetchReport, Result};
 use crate::options::Options;
-use crate::retry::{Backoff, is_transient};
+use crate::retry::{Backoff, is_refused, is_transient};
 use crate::retry_after::{Advice, RetryAdvice};
 use crate::runtime::start;
 use crate::stats::{Counters, add};
 use crate::version;
 
+/// How long an open asks at an address where nobody listens: a store that starts again listens within that.
+const REFUSED_MAX: Duration = Duration::from_secs(3);
 /// Longer than a step of the clock that file systems take their times from.
 const FILE_TIME_SETTLING: Duration = Duration::from_millis(50);
 
@@ -171,20 +173,21 @@ impl Fetcher {
         loop {
             add(&self.counters.heads, 1);
             let answer = self.store.get_opts(path, options.clone());
-            let until = deadline.min(Instant::now() + self.options.stall_max);
-            let ours =
-                |failure: FetchFailure| StoreError::Generic { store: "Quinion", source: Box::new(failure) };
+            let asked = Instant::now();
+            let until = deadline.min(asked + self.options.stall_max);
             let error = match timeout_at(until, caught(answer)).await {
                 Ok(Ok(Ok(result))) => return Ok(result),
                 Ok(Ok(Err(error))) => error,
-                Ok(Err(panic)) => return Err(ours(panic)),
-                Err(_) => ours(FetchFailure::Stalled(self.options.stall_max)),
+                Ok(Err(panic)) => return Err(of_ours(panic)),
+                Err(_) => of_ours(FetchFailure::Stalled(self.silence(asked, until))),
             };
             let advice = advice.take();
             let pause = advice.pause(backoff.pause(), deadline - Instant::now());
-            let is_last = attempts == self.options.attempts_max || Instant::now() + pause >= deadline;
+            let elapsed = (Instant::now() + self.options.deadline).saturating_duration_since(deadline);
+            let is_late = elapsed > REFUSED_MAX && is_refused(&error) || Instant::now() + pause >= deadline;
+            let is_last = attempts == self.options.attempts_max || is_late;
             if is_last || !is_transient(&error) || advice.is_for_good(&error) {
-                return Err(error);
+                return Err(after(attempts, elapsed, error));
             }
             attempts += 1;
             self.pause(pause, advice).await;
@@ -202,10 +205,9 @@ impl Fetcher {
         add(&self.counters.gets, 1);
         let advice = RetryAdvice::default();
         options.extensions.insert(advice.clone());
-        let until = deadline.min(Instant::now() + self.options.stall_max);
+        let asked = Instant::now();
+        let until = deadline.min(asked + self.options.stall_max);
         let answer = timeout_at(until, caught(self.store.get_opts(path, options)));
-        let ours =
-            |failure: FetchFailure| StoreError::Generic { store: "Quinion", source: Box::new(failure) };
         match answer.await {
             Ok(Ok(Err(error))) => {
                 let advice = advice.take();
@@ -218,9 +220,15 @@ impl Fetcher {
                 Err(error)
             }
             Ok(Ok(answer)) => answer,
-            Ok(Err(panic)) => Err(ours(panic)),
-            Err(_) => Err(ours(FetchFailure::Stalled(self.options.stall_max))),
+            Ok(Err(panic)) => Err(of_ours(panic)),
+            Err(_) => Err(of_ours(FetchFailure::Stalled(self.silence(asked, until)))),
         }
+    }
+
+    /// How long an open has waited for an answer. A HEAD that follows a silent GET may have no time of its own.
+    fn silence(&self, asked: Instant, until: Instant) -> Duration {
+        let waited = until.saturating_duration_since(asked);
+        if waited.is_zero() { self.options.deadline.min(self.options.stall_max) } else { waited }
     }
 
     /// Completes the fills of `job` by one GET after another, or until none may follow. `on_failure` is told of the
@@ -465,6 +473,30 @@ struct Request<'r> {
     /// The answer, if the request was sent before.
     answered: Option<GetResult>,
     advice: &'r RetryAdvice,
+}
+
+fn of_ours(failure: FetchFailure) -> StoreError {
+    StoreError::Generic { store: "Quinion", source: Box::new(failure) }
+}
+
+/// The error of the last of several HEADs.
+#[derive(Debug, thiserror::Error)]
+#[error("after {attempts} requests in {:.1} s: {source}", elapsed.as_secs_f64())]
+struct RepeatedHead {
+    attempts: u32,
+    /// Since the open began.
+    elapsed: Duration,
+    source: Box<dyn std::error::Error + Send + Sync>,
+}
+
+/// An error that says how often was asked, and for how long: the store's own client speaks of its last attempt.
+fn after(attempts: u32, elapsed: Duration, error: StoreError) -> StoreError {
+    match error {
+        StoreError::Generic { store, source } if attempts > 1 => {
+            StoreError::Generic { store, source: Box::new(RepeatedHead { attempts, elapsed, source }) }
+        }
+        error => error,
+    }
 }
 
 async fn caught<T>(call: impl Future<Output = T>) -> std::result::Result<T, FetchFailure> {

@@ -9,7 +9,10 @@
 //! Half of each pause is random: clients that a store turned away together do not come back together.
 
 use std::hash::{BuildHasher, RandomState};
+use std::io;
 use std::time::Duration;
+
+use crate::store_text::causes;
 
 /// Whether the same request may succeed later.
 pub(crate) fn is_transient(error: &object_store::Error) -> bool {
@@ -28,6 +31,13 @@ pub(crate) fn is_transient(error: &object_store::Error) -> bool {
         // And what joins of tasks, and later versions of that crate, may tell.
         _ => true,
     }
+}
+
+/// Whether nobody listens at the store's address.
+pub(crate) fn is_refused(error: &object_store::Error) -> bool {
+    causes(error)
+        .filter_map(|cause| cause.downcast_ref::<io::Error>())
+        .any(|cause| cause.kind() == io::ErrorKind::ConnectionRefused)
 }
 
 #[derive(Debug)]

@@ -18,7 +18,7 @@
 //!  1. Nothing else of a body is shown, also if its end is missing.
 //!  2. A text that is shown again stays as it is.
 
-use std::fmt::Display;
+use std::error::Error;
 
 /// How the crate `object_store` begins the text of a refused request, up to the status; the body is behind that.
 const REFUSED: &str = "Server returned non-2xx status code: ";
@@ -53,9 +53,21 @@ pub fn shown(text: &str) -> String {
     without_queries(&told)
 }
 
-/// [`shown`], of the text of a store's error.
-pub(crate) fn shown_of(error: &impl Display) -> String {
-    shown(&error.to_string())
+/// [`shown`], of the text of a store's error. Clients of HTTP say that they could not send a request, and why not only
+/// in the innermost cause: that is added.
+pub(crate) fn shown_of(error: &(dyn Error + 'static)) -> String {
+    let (text, innermost) = (error.to_string(), causes(error).last().map(ToString::to_string));
+    match innermost.filter(|cause| !text.contains(cause.as_str())) {
+        Some(cause) => format!("{}: {}", shown(&text), shown(&cause)),
+        None => shown(&text),
+    }
+}
+
+/// The error and its causes, from the outermost on.
+pub(crate) fn causes<'e>(
+    error: &'e (dyn Error + 'static),
+) -> impl Iterator<Item = &'e (dyn Error + 'static)> {
+    std::iter::successors(Some(error), |&error| error.source())
 }
 
 /// Where the first tag, or the first object of JSON, begins.

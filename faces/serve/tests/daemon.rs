@@ -368,6 +368,39 @@ fn a_refused_open_tells_the_reason_and_nothing_else_of_an_answer() {
     }
 }
 
+/// 1. Nobody listens at the store's address.
+/// 2. The open failed after half a minute, of which the message said two seconds, and no reason.
+#[test]
+fn an_open_at_a_store_that_is_not_there_fails_soon_and_says_why() {
+    let begun = Instant::now();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_quinion-object"));
+    let output = command.args(["cat", "http://127.0.0.1:1/x"]).stdin(Stdio::null()).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(1) && said.contains("Connection refused"), "{said}");
+    let whole = said.split_once(" requests in ").expect(&said).1;
+    let seconds: f64 = whole.split(' ').next().unwrap().parse().unwrap();
+    let (elapsed, told) = (begun.elapsed(), Duration::from_secs_f64(seconds));
+    assert!(
+        told + Duration::from_secs(3) > elapsed && elapsed < Duration::from_secs(20),
+        "{elapsed:?}: {said}"
+    );
+}
+
+/// 1. A store takes connections and never answers; the deadline is shorter than the longest silence of a connection.
+/// 2. The error spoke of the latter.
+#[test]
+fn a_hung_store_fails_an_open_with_the_time_that_was_waited() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let hung = TcpListener::bind("127.0.0.1:0").unwrap(); // the kernel accepts
+    let store = format!("http://{}", hung.local_addr().unwrap());
+    let _server = Server::start(serve(folder.path()).args(["--store", &store, "--deadline", "1"]));
+    let client = Client::connect(socket(folder.path()).to_str().unwrap()).unwrap();
+    let text = client.open(&format!("{store}/file")).unwrap_err().to_string();
+    let told = text.split_once("no byte came for ").expect(&text).1.split(' ').next().unwrap();
+    let is_right = (900..=1000).contains(&told.parse::<u32>().unwrap());
+    assert!(is_right && text.contains("--deadline"), "{text}");
+}
+
 /// 1. A user without credentials reads an object.
 /// 2. The error came after a minute, and was about an address of a metadata service.
 #[test]

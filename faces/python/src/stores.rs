@@ -7,7 +7,8 @@
 //! | `az://container` | Azure Blob Storage | `AZURE_...` |
 //! | `http://host`, `https://host` | a web server | nothing |
 //!
-//! A folder or objects in memory may have any prefix. Options have their names in the crate `object_store`.
+//! A folder or objects in memory may have any prefix. Options have their names in the crate `object_store`. An endpoint
+//! that begins with `http://` is asked without TLS.
 //!
 //! A disk tier keeps bytes by a store's name. The name has the endpoint and the account, from options or the
 //! environment, so bytes that one account has fetched are not given to another. No secret is in it.
@@ -114,13 +115,22 @@ fn retry() -> RetryConfig {
 }
 
 fn s3(bucket: &str, options: HashMap<String, String>) -> Configured {
+    use AmazonS3ConfigKey::{AccessKeyId, Endpoint, S3Endpoint};
     let mut builder = AmazonS3Builder::from_env().with_bucket_name(bucket).with_retry(retry());
     for (name, value) in options {
-        builder = builder.with_config(name.parse::<AmazonS3ConfigKey>()?, value);
+        // An endpoint among the options wins over both of the environment, of which that of S3 alone wins.
+        let key = name.parse::<AmazonS3ConfigKey>()?;
+        builder = builder.with_config(if key == Endpoint { S3Endpoint } else { key }, value);
     }
-    let place = [AmazonS3ConfigKey::Endpoint, AmazonS3ConfigKey::AccessKeyId];
-    let place = place.iter().map(|key| builder.get_config_value(key)).collect();
+    let value_of = |key| builder.get_config_value(&key);
+    let place = vec![value_of(S3Endpoint).or(value_of(Endpoint)), value_of(AccessKeyId)];
+    let builder = if is_plain(&place[0]) { builder.with_allow_http(true) } else { builder };
     Ok((Arc::new(builder.build()?), place))
+}
+
+/// Whether an endpoint is to be asked without TLS, which its scheme says: as `quinion-serve` takes it.
+fn is_plain(endpoint: &Option<String>) -> bool {
+    endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://"))
 }
 
 fn gs(bucket: &str, options: HashMap<String, String>) -> Configured {
@@ -139,7 +149,8 @@ fn az(container: &str, options: HashMap<String, String>) -> Configured {
         builder = builder.with_config(name.parse::<AzureConfigKey>()?, value);
     }
     let place = [AzureConfigKey::Endpoint, AzureConfigKey::AccountName, AzureConfigKey::ClientId];
-    let place = place.iter().map(|key| builder.get_config_value(key)).collect();
+    let place: Vec<_> = place.iter().map(|key| builder.get_config_value(key)).collect();
+    let builder = if is_plain(&place[0]) { builder.with_allow_http(true) } else { builder };
     Ok((Arc::new(builder.build()?), place))
 }
 

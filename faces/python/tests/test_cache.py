@@ -267,6 +267,20 @@ def test_each_scheme_is_read_by_the_protocol_of_its_store(web, prefix, options, 
             cache.open(f"{prefix}/none")
 
 
+@pytest.mark.parametrize("stores", [None, {"s3://b": {}}])
+def test_an_endpoint_of_the_environment_is_asked_without_tls_if_it_says_so(web, monkeypatch, stores):
+    """1. The environment has an endpoint that begins with http://. 2. Each open failed: "HTTP error: builder error"."""
+    web.objects = {"b/a": DATA}
+    variables = {"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_ENDPOINT_URL_S3": web.url, "AWS_REGION": "x"}
+    for name, value in (variables | {"AWS_SKIP_SIGNATURE": "true"}).items():
+        monkeypatch.setenv(name, value)
+    with quinion.Cache(memory=32 << 20, stores=stores) as cache:
+        assert cache.open("s3://b/a").read() == DATA
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
+    with quinion.Cache(memory=32 << 20, stores={"s3://b": {"endpoint": web.url}}) as cache:
+        assert cache.open("s3://b/a").read() == DATA
+
+
 @pytest.mark.parametrize("url, is_kept", [("s3://b/a", True), ("WEB/b/a", False)])
 def test_a_disk_keeps_what_was_fetched_but_no_files_of_the_web(web, tmp_path, url, is_kept):
     """A web server makes ETags of times and sizes, which a file may have that was put in another's place."""

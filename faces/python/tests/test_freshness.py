@@ -1,5 +1,6 @@
 """Freshness: an answer of the store serves later opens as long as they let it, until it is known to be wrong."""
 
+import asyncio
 import errno
 import pickle
 
@@ -97,6 +98,31 @@ def test_a_file_system_may_say_it(server):
         return server.stats()["heads"] - before
 
     assert [heads_of(), heads_of(freshness="immutable"), heads_of(freshness=3600)] == [3, 0, 0]
+
+
+def test_what_a_file_system_has_written_is_read_by_it_as_it_is_now(server, tmp_path):
+    """1. An answer about the old object serves further opens. 2. A write by the same file system was read as the old one."""
+    (tmp_path / "local").write_bytes(NEW)
+    writes = [
+        lambda fs: fs.pipe_file("/t/a", NEW),
+        lambda fs: fs.open("/t/a", "wb").close(),
+        lambda fs: fs.put_file(str(tmp_path / "local"), "/t/a"),
+        lambda fs: (fs.fs.pipe_file("/t/b", NEW), fs.cp_file("/t/b", "quinion://t/a")),
+        lambda fs: asyncio.run(fs._pipe_file("/t/a", NEW)),
+        lambda fs: fs.rm("/t", recursive=True),
+        lambda fs: fs.rm("/t/[ab]"),
+    ]
+    for write in writes:
+        server.put("a", DATA)
+        options = {"server": server.name, "target_protocol": "memory", "skip_instance_cache": True}
+        fsspec.filesystem("quinion", **options).cat_file("/t/a")
+        fs = fsspec.filesystem("quinion", freshness="immutable", **options)
+        fs.fs.pipe_file("/t/a", DATA)
+        assert fs.cat_file("/t/a", 0, 9) == DATA[:9]
+        write(fs)
+        server.put("a", NEW)
+        assert fs.cat_file("/t/a", 0, 9) == NEW[:9]
+        assert asyncio.run(fs._cat_file("/t/a", 0, 9)) == NEW[:9]
 
 
 @pytest.mark.parametrize("wrong", ["never", "", -1, float("nan"), float("inf")])

@@ -9,8 +9,9 @@ A URL is the server's by its store, and not by its file system's name for it: th
 `az://`, of `gcs://` as `gs://`, of `s3a://` as `s3://`.
 
 Each open asks for the object's version, so a read sees what was put before it. With `freshness=30` beside `server`, an
-answer serves the opens of 30 seconds (`quinion.Freshness`). The server is not told of writes through this file system:
-within that time a read may return what was there before a write.
+answer serves the opens of 30 seconds (`quinion.Freshness`). The server is not told of writes. So what was written,
+copied or removed through this file system is opened by it as if it had `freshness="always"`, and read as it is now.
+Within that time other processes may read what was there before.
 
 It is asynchronous as fsspec means that: `_cat_file`, `_info` and the like are coroutines, and `asynchronous=True` makes the
 other file system so as well. Its other calls wait themselves, on no loop of fsspec's. A file system without coroutines is
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -36,6 +38,10 @@ __all__ = ["QuinionFileSystem"]
 
 # Names of adlfs, gcsfs and s3fs for stores that servers have by the second name, unless they have them by the first.
 _SCHEMES = {"abfs": "az", "abfss": "az", "gcs": "gs", "s3a": "s3"}
+
+# The folder of all paths, as `_WrittenPaths` has it.
+_ALL = ""
+_WRITTEN_MAX = 10_000
 
 _Bounds = list[tuple[int | None, int | None]]
 
@@ -53,6 +59,32 @@ def _other_name(url: str, error: OSError) -> str | None:
     scheme, _, rest = url.partition("://")
     has_another = error.errno == errno.ENODEV and scheme in _SCHEMES
     return f"{_SCHEMES[scheme]}://{rest}" if has_another else None
+
+
+def _fixed_part(path: str) -> str:
+    """The path, or the folder of all that match if it is a pattern."""
+    before = re.split(r"[*?\[]", path, maxsplit=1)[0]
+    return path.rstrip("/") if before == path else before.rpartition("/")[0]
+
+
+class _WrittenPaths:
+    """Paths that were written or removed, each with all below it: the server may know older objects there."""
+
+    def __init__(self) -> None:
+        self._paths: set[str] = set()
+
+    def add(self, paths: Any) -> None:
+        names = [_fixed_part(path) for path in (paths if isinstance(paths, list) else [paths])]
+        if len(self._paths) + len(names) > _WRITTEN_MAX:
+            self._paths = {_ALL}  # one wrong answer too many costs a question, and no memory
+        self._paths.update(names)
+
+    def has(self, path: str) -> bool:
+        if _ALL in self._paths:
+            return True
+        while path and path not in self._paths:
+            path = path.rpartition("/")[0]
+        return bool(path)
 
 
 class QuinionFileSystem(AsyncFileSystem, ChainedFileSystem):  # type: ignore[misc]
@@ -76,8 +108,19 @@ class QuinionFileSystem(AsyncFileSystem, ChainedFileSystem):  # type: ignore[mis
         if self.asynchronous and fsspec.get_filesystem_class(target_protocol).async_impl:
             options_of_target["asynchronous"] = True
         self.fs = fsspec.filesystem(target_protocol, **options_of_target)
+        self._written = _WrittenPaths()
         # Of the instance alone: the class knows no other file system.
         self.__dict__["_strip_protocol"] = self._strip
+
+    def _to_write(self, path: Any) -> Any:
+        """The other file system's name of what is to be written or removed, which is noted."""
+        stripped = self._strip_protocol(path)
+        self._written.add(stripped)
+        return stripped
+
+    def _freshness(self, path: str) -> Freshness:
+        """That of an open; `None` as the client or the server has it."""
+        return "always" if self._written.has(self._strip_protocol(path).rstrip("/")) else None
 
     def _strip(self, path: Any) -> Any:
         if isinstance(path, list):
@@ -91,30 +134,31 @@ class QuinionFileSystem(AsyncFileSystem, ChainedFileSystem):  # type: ignore[mis
         return url if scheme in ("file", "http", "https") else f"{scheme}://{quote(rest, safe='/')}"
 
     def _file(self, path: str) -> File:
-        url = self._url(path)
+        url, freshness = self._url(path), self._freshness(path)
         try:
-            return self.client.open(url)
+            return self.client.open(url, freshness=freshness)
         except OSError as error:
             other = _other_name(url, error)
             if other is None:
                 raise
-        return self.client.open(other)
+        return self.client.open(other, freshness=freshness)
 
     async def _afile(self, path: str) -> File:
         """As `_file`."""
-        url = self._url(path)
+        url, freshness = self._url(path), self._freshness(path)
         try:
-            return await self.client.aopen(url)
+            return await self.client.aopen(url, freshness=freshness)
         except OSError as error:
             other = _other_name(url, error)
             if other is None:
                 raise
-        return await self.client.aopen(other)
+        return await self.client.aopen(other, freshness=freshness)
 
     def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
         if mode == "rb" and not _concern_content(options):
             return self._file(path)
-        return self.fs.open(self._strip_protocol(path), mode, **options)
+        stripped = self._strip_protocol(path) if set(mode) <= set("rbt") else self._to_write(path)
+        return self.fs.open(stripped, mode, **options)
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
         if _concern_content(options):
@@ -171,16 +215,16 @@ class QuinionFileSystem(AsyncFileSystem, ChainedFileSystem):  # type: ignore[mis
         self.fs.rmdir(self._strip_protocol(path))
 
     def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
-        self.fs.rm(self._strip_protocol(path), recursive=recursive, maxdepth=maxdepth)
+        self.fs.rm(self._to_write(path), recursive=recursive, maxdepth=maxdepth)
 
     def rm_file(self, path: str) -> None:
-        self.fs.rm_file(self._strip_protocol(path))
+        self.fs.rm_file(self._to_write(path))
 
     def cp_file(self, path1: str, path2: str, **options: Any) -> None:
-        self.fs.cp_file(self._strip_protocol(path1), self._strip_protocol(path2), **options)
+        self.fs.cp_file(self._strip_protocol(path1), self._to_write(path2), **options)
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
-        self.fs.pipe_file(self._strip_protocol(path), value, mode=mode, **options)
+        self.fs.pipe_file(self._to_write(path), value, mode=mode, **options)
 
     def created(self, path: str) -> Any:
         return self.fs.created(self._strip_protocol(path))
@@ -236,7 +280,7 @@ class QuinionFileSystem(AsyncFileSystem, ChainedFileSystem):  # type: ignore[mis
         await asyncio.to_thread(self.get_file, rpath, lpath, **options)
 
     async def _put_file(self, lpath: Any, rpath: str, mode: str = "overwrite", **options: Any) -> None:
-        await self._ask("put_file", lpath, self._strip_protocol(rpath), mode=mode, **options)
+        await self._ask("put_file", lpath, self._to_write(rpath), mode=mode, **options)
 
     async def _ls(self, path: str, detail: bool = True, **options: Any) -> Any:
         return await self._ask("ls", self._strip_protocol(path), detail=detail, **options)
@@ -253,16 +297,16 @@ class QuinionFileSystem(AsyncFileSystem, ChainedFileSystem):  # type: ignore[mis
     async def _rm(
         self, path: Any, recursive: bool = False, batch_size: int | None = None, maxdepth: int | None = None
     ) -> None:
-        await self._ask("rm", self._strip_protocol(path), recursive=recursive, maxdepth=maxdepth)
+        await self._ask("rm", self._to_write(path), recursive=recursive, maxdepth=maxdepth)
 
     async def _rm_file(self, path: str, **_options: Any) -> None:
-        await self._ask("rm_file", self._strip_protocol(path))
+        await self._ask("rm_file", self._to_write(path))
 
     async def _cp_file(self, path1: str, path2: str, **options: Any) -> None:
-        await self._ask("cp_file", self._strip_protocol(path1), self._strip_protocol(path2), **options)
+        await self._ask("cp_file", self._strip_protocol(path1), self._to_write(path2), **options)
 
     async def _pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
-        await self._ask("pipe_file", self._strip_protocol(path), value, mode=mode, **options)
+        await self._ask("pipe_file", self._to_write(path), value, mode=mode, **options)
 
 
 def _by_path(paths: Any, starts: Any, ends: Any) -> list[tuple[str, list[int], _Bounds]]:

@@ -56,7 +56,7 @@ use crate::runtime::start;
 use crate::stats::{Counters, add};
 use crate::version;
 
-/// How long an open asks at an address where nobody listens: a store that starts again listens within that.
+/// How long an open asks at an address where no process listens: a store that starts again listens within that.
 const REFUSED_MAX: Duration = Duration::from_secs(3);
 /// Longer than a step of the clock that file systems take their times from.
 const FILE_TIME_SETTLING: Duration = Duration::from_millis(50);

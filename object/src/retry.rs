@@ -33,7 +33,7 @@ pub(crate) fn is_transient(error: &object_store::Error) -> bool {
     }
 }
 
-/// Whether nobody listens at the store's address.
+/// Whether no process listens at the store's address.
 pub(crate) fn is_refused(error: &object_store::Error) -> bool {
     causes(error)
         .filter_map(|cause| cause.downcast_ref::<io::Error>())

@@ -8,7 +8,7 @@ use hyper::header::{CONTENT_LENGTH, HeaderValue};
 use hyper::{Response, StatusCode};
 use s3s::Body;
 
-/// What is wrong, and what to do.
+/// The mistake, and the remedy.
 const MESSAGES: [(&str, &str); 15] = [
     (
         "AccessDenied",

@@ -368,7 +368,7 @@ fn a_refused_open_tells_the_reason_and_nothing_else_of_an_answer() {
     }
 }
 
-/// 1. Nobody listens at the store's address.
+/// 1. No process listens at the store's address.
 /// 2. The open failed after half a minute, of which the message said two seconds, and no reason.
 #[test]
 fn an_open_at_a_store_that_is_not_there_fails_soon_and_says_why() {

@@ -176,7 +176,11 @@ pub enum FetchFailure {
     #[error("the store sent bytes {} to {} in answer to that; its ranges are broken", .0.start, .0.end)]
     OtherRange(Range<u64>),
     /// No byte came for as long as is waited.
-    #[error("no byte came for {} ms; the store hangs, or allow more time{}", .0.as_millis(), IN_OPTIONS)]
+    #[error(
+        "no byte came for {} ms; the store hangs, or allow more time (--deadline, if that is what ended it; in Rust \
+         deadline and stall_max of Options)",
+        .0.as_millis()
+    )]
     Stalled(Duration),
     /// The code of the store panicked.
     #[error("the code of the store panicked: {0}")]

@@ -56,7 +56,8 @@ use crate::runtime::start;
 use crate::stats::{Counters, add};
 use crate::version;
 
-/// How long an open asks at an address where no process listens: a store that starts again listens within that.
+/// How long an open asks at an address where no process listens, if no process ever answered there. A store that did is
+/// waited for until the deadline: it may start again.
 const REFUSED_MAX: Duration = Duration::from_secs(3);
 /// Longer than a step of the clock that file systems take their times from.
 const FILE_TIME_SETTLING: Duration = Duration::from_millis(50);
@@ -167,7 +168,7 @@ impl Fetcher {
     ) -> std::result::Result<GetResult, StoreError> {
         let (first, longest) = self.options.backoff;
         let mut backoff = Backoff::new(first, longest);
-        let mut attempts = 1;
+        let (mut attempts, mut refused) = (1, None);
         let (advice, mut options) = (RetryAdvice::default(), options.clone().with_head(true));
         options.extensions.insert(advice.clone());
         loop {
@@ -176,7 +177,10 @@ impl Fetcher {
             let asked = Instant::now();
             let until = deadline.min(asked + self.options.stall_max);
             let error = match timeout_at(until, caught(answer)).await {
-                Ok(Ok(Ok(result))) => return Ok(result),
+                Ok(Ok(Ok(result))) => {
+                    self.note_answer();
+                    return Ok(result);
+                }
                 Ok(Ok(Err(error))) => error,
                 Ok(Err(panic)) => return Err(of_ours(panic)),
                 Err(_) => of_ours(FetchFailure::Stalled(self.silence(asked, until))),
@@ -184,8 +188,15 @@ impl Fetcher {
             let advice = advice.take();
             let pause = advice.pause(backoff.pause(), deadline - Instant::now());
             let elapsed = (Instant::now() + self.options.deadline).saturating_duration_since(deadline);
-            let is_late = elapsed > REFUSED_MAX && is_refused(&error) || Instant::now() + pause >= deadline;
-            let is_last = attempts == self.options.attempts_max || is_late;
+            refused = is_refused(&error).then(|| refused.unwrap_or(asked));
+            let is_absent = attempts > 1
+                && refused.is_some_and(|since: Instant| since.elapsed() > REFUSED_MAX)
+                && !self.counters.has_answered.load(Ordering::Relaxed);
+            let is_late = Instant::now() + pause >= deadline;
+            let is_last = attempts == self.options.attempts_max || is_absent || is_late;
+            if !is_transient(&error) {
+                self.note_answer();
+            }
             if is_last || !is_transient(&error) || advice.is_for_good(&error) {
                 return Err(after(attempts, elapsed, error));
             }
@@ -210,6 +221,9 @@ impl Fetcher {
         let answer = timeout_at(until, caught(self.store.get_opts(path, options)));
         match answer.await {
             Ok(Ok(Err(error))) => {
+                if !is_transient(&error) {
+                    self.note_answer();
+                }
                 let advice = advice.take();
                 if advice.after.is_some() {
                     // With a random part: openers that were refused together do not come back together.
@@ -219,10 +233,17 @@ impl Fetcher {
                 }
                 Err(error)
             }
-            Ok(Ok(answer)) => answer,
+            Ok(Ok(answer)) => {
+                self.note_answer();
+                answer
+            }
             Ok(Err(panic)) => Err(of_ours(panic)),
             Err(_) => Err(of_ours(FetchFailure::Stalled(self.silence(asked, until)))),
         }
+    }
+
+    fn note_answer(&self) {
+        self.counters.has_answered.store(true, Ordering::Relaxed); // a hint: it orders nothing
     }
 
     /// How long an open has waited for an answer. A HEAD that follows a silent GET may have no time of its own.
@@ -364,6 +385,7 @@ impl Fetcher {
         self.counters.first_byte.record(time);
         self.counters.answer_times.record(time);
         if result.is_ok() {
+            self.note_answer();
             advice.take(); // of an earlier answer, or of one beside this: what fails from now on, fails after this one
         }
         result.map_err(|error| of_store(meta, error))

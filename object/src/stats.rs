@@ -2,7 +2,7 @@
 //!
 //! Hits and misses are the cache's ([`quinion::Cache::stats`]); here is what went over the network for them.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::answer_times::AnswerCounters;
@@ -52,6 +52,8 @@ pub(crate) struct Counters {
     pub(crate) hedges: AtomicU64,
     pub(crate) hedges_won: AtomicU64,
     pub(crate) first_byte: FirstByteTimes,
+    /// Whether the store has ever answered.
+    pub(crate) has_answered: AtomicBool,
     /// The newest failure for good that was not taken yet. Locked for moments.
     last_failure: Mutex<Option<FetchError>>,
     pub(crate) answer_times: AnswerCounters,

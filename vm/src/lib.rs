@@ -102,7 +102,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use quinion::{Cache, Error, File};
+use quinion::{Cache, Error, File, Image};
 
 mod fault_record;
 mod latency;
@@ -400,6 +400,23 @@ pub fn identify(cache: &Cache, path: &Path) -> quinion::error::Result<ImageIdent
 /// As there.
 pub fn identify_layers(cache: &Cache, layers: &[PathBuf]) -> quinion::error::Result<ImageIdentity> {
     snapshot::Snapshot::open_layers(cache, layers).map(|snapshot| snapshot.identity())
+}
+
+/// Whether [`Server::start_layers`] could serve these files with these options, as far as that can be told without its
+/// socket: returns the image that VMMs would map, if [`RestoreOptions::minor`] is set, which has its memory of `cache`
+/// until it is dropped.
+///
+/// # Errors
+/// As of [`Server::start_layers`], without those of sockets and threads.
+pub fn try_layers(
+    cache: &Cache,
+    layers: &[PathBuf],
+    options: &RestoreOptions,
+) -> quinion::error::Result<Option<Image>> {
+    server::check_options(options)?;
+    let snapshot = snapshot::Snapshot::open_layers(cache, layers)?;
+    snapshot.check_is_memory()?;
+    options.minor.then(|| snapshot.image(cache, &layers[0])).transpose()
 }
 
 /// As [`identify`], of a snapshot that is open in `cache`, as [`Server::start_file`] takes it. `packs` are those that

@@ -517,7 +517,7 @@ impl ServerSockets {
     }
 }
 
-fn check_options(options: &RestoreOptions) -> Result<()> {
+pub(crate) fn check_options(options: &RestoreOptions) -> Result<()> {
     options.check().map_err(Error::invalid_input)?;
     check_descriptors(options.vms_max)
 }

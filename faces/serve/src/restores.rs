@@ -34,7 +34,7 @@ use quinion_serve::log::Log;
 use quinion_service::ObjectOpener;
 use quinion_vm::{
     Event, FaultRecord, FaultRecordError, ImageIdentity, RestoreOptions, RestoreStats, Server, SocketOwner,
-    identify_file, identify_layers,
+    identify_file, identify_layers, try_layers,
 };
 use tokio::sync::oneshot;
 
@@ -154,28 +154,41 @@ pub fn check(configs: &[RestoreConfig]) -> Result<(), String> {
 /// # Errors
 /// One of `configs` could not be served.
 pub fn try_out(configs: &[RestoreConfig], cache: &Cache) -> Result<(), String> {
-    configs.iter().try_for_each(|config| {
+    let mut images = Vec::new(); // each has its memory until all have theirs
+    for config in configs {
         try_socket(&config.socket).map_err(|why| failed(config, &why))?;
         if let Some(path) = &config.replay {
             readable(path).map_err(|why| failed(config, &why))?;
         }
         if config.is_url() {
-            return Ok(());
+            continue;
         }
         let layers = layers_of(config);
         layers.iter().try_for_each(|path| readable(path)).map_err(|why| failed(config, &why))?;
-        let image = identify_layers(cache, &layers).map_err(|error| failed(config, &error))?;
-        match no_room(config, image.bytes, cache) {
-            Some(why) => Err(failed(config, &why)),
-            None => Ok(()),
-        }
-    })
+        let tried = try_layers(cache, &layers, &options_of(config));
+        images.push(tried.map_err(|error| not_served(config, &error, cache))?);
+    }
+    Ok(())
+}
+
+/// The error of a snapshot of files, in the units of the configuration if it has no room.
+fn not_served(config: &RestoreConfig, error: &quinion::Error, cache: &Cache) -> String {
+    let is_full = config.minor && error.kind() == quinion::ErrorKind::NoMemory;
+    let image = is_full.then(|| identify_layers(cache, &layers_of(config)).ok()).flatten();
+    match image {
+        Some(image) => failed(config, &format_args!("{} ({error})", no_room(image.bytes, cache))),
+        None => failed(config, error),
+    }
 }
 
 fn readable(path: &Path) -> Result<(), String> {
     let remedy = "name a file that is there, and may be read";
-    let found = std::fs::metadata(path);
-    found.map(drop).map_err(|error| format!("cannot read {}: {error}; {remedy}", path.display()))
+    let found = std::fs::metadata(path).and_then(|found| match found.is_dir() {
+        true => Err(std::io::ErrorKind::IsADirectory.into()),
+        false if found.is_file() => std::fs::File::open(path).map(drop),
+        false => Ok(()), // opening it may wait
+    });
+    found.map_err(|error| format!("cannot read {}: {error}; {remedy}", path.display()))
 }
 
 /// Whether a socket can be made there, as far as that can be told while another server may have it.
@@ -195,17 +208,17 @@ fn try_socket(path: &Path) -> Result<(), String> {
     })
 }
 
-/// Why a snapshot that VMMs map does not fit, in the units of the configuration; `None` if it does.
-fn no_room(config: &RestoreConfig, image: u64, cache: &Cache) -> Option<String> {
-    let (memory, wanted) = (cache.stats().memory_bytes, image + 2 * Cache::MEMORY_MIN);
-    (config.minor && image + Cache::MEMORY_MIN > memory).then(|| {
-        format!(
-            "`minor`: the snapshot has {}, for which a memory of {} has no room; give memory {}M or more",
-            quinion_size::shown(image),
-            quinion_size::shown(memory),
-            wanted.div_ceil(1 << 20)
-        )
-    })
+/// Why a snapshot of `image` bytes that VMMs map has no room beside those that have theirs.
+fn no_room(image: u64, cache: &Cache) -> String {
+    let stats = cache.stats();
+    let (memory, all) = (stats.memory_bytes, stats.guest_bytes + image);
+    let wanted = all + all / 32 + 2 * Cache::MEMORY_MIN;
+    format!(
+        "`minor`: the snapshot has {}, for which a memory of {} has no room; give memory {}M or more",
+        quinion_size::shown(image),
+        quinion_size::shown(memory),
+        wanted.div_ceil(1 << 20)
+    )
 }
 
 /// The files of a snapshot that is no object: the base, and the diffs above it.
@@ -269,11 +282,7 @@ impl Starter {
             }
             Server::start_layers(&self.cache, &layers, &config.socket, options)
         };
-        let no_room = || {
-            let image = std::fs::metadata(&config.snapshot).ok()?.len();
-            no_room(config, image, &self.cache)
-        };
-        let server = server.map_err(|error| no_room().map_or_else(|| failed(&error), |why| failed(&why)))?;
+        let server = server.map_err(|error| not_served(config, &error, &self.cache))?;
         let bytes = server.image().bytes.to_string();
         let values = [("snapshot", config.snapshot.as_str()), ("bytes", &bytes), ("socket", &socket)];
         self.log.event("restoring", &values);

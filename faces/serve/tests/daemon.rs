@@ -380,10 +380,8 @@ fn an_open_at_a_store_that_is_not_there_fails_soon_and_says_why() {
     let whole = said.split_once(" requests in ").expect(&said).1;
     let seconds: f64 = whole.split(' ').next().unwrap().parse().unwrap();
     let (elapsed, told) = (begun.elapsed(), Duration::from_secs_f64(seconds));
-    assert!(
-        told + Duration::from_secs(3) > elapsed && elapsed < Duration::from_secs(20),
-        "{elapsed:?}: {said}"
-    );
+    let rounding = Duration::from_millis(50);
+    assert!(told <= elapsed + rounding && told.as_secs() > 2, "the whole time is told: {elapsed:?}: {said}");
 }
 
 /// 1. A store takes connections and never answers; the deadline is shorter than the longest silence of a connection.
@@ -456,6 +454,7 @@ fn a_server_whose_snapshots_cannot_be_served_ends_no_other() {
     made("vm.mem", &data(1, 1 << 20));
     made("short.diff", &data(2, 1 << 16));
     made("damaged.pack", &[b"quinion vm pack\n".as_slice(), &[7; 1 << 16]].concat());
+    made("cut.mem", &data(1, (1 << 20) - 1));
     made("file", b"a program's own");
     File::create(path("large.mem")).unwrap().set_len(256 << 20).unwrap();
     let mut first = Server::start(&mut serve(folder.path()));
@@ -464,7 +463,8 @@ fn a_server_whose_snapshots_cannot_be_served_ends_no_other() {
     for (snapshot, socket, more, says) in [
         ("vm.mem", &no_folder, "", "none/vm.sock"),
         ("vm.mem", &no_socket, "", "something else is there"),
-        ("large.mem", &socket, "minor = true", "give memory 288M or more"),
+        ("large.mem", &socket, "minor = true", "give memory 296M or more"),
+        ("cut.mem", &socket, "", "no whole pages"),
         ("vm.mem", &socket, &diff, "short.diff"),
         ("damaged.pack", &socket, "", "damaged.pack"),
     ] {

@@ -24,6 +24,8 @@ use crate::layout::PAGE_BYTES;
 /// How long a store that is in use is waited for by default. One that was just dropped is in use until the requests in
 /// flight have ended, or a child that was forked meanwhile has become another program.
 pub const IN_USE_MAX: Duration = Duration::from_secs(2);
+/// How often space is asked for, if signals come meanwhile.
+const TRIES_MAX: u32 = 100;
 const LOCK_LOOK: Duration = Duration::from_millis(5);
 const NAME: &str = "quinion.disk";
 
@@ -114,12 +116,10 @@ impl FileDevice {
             return Err(DiskError::NoSpace { path: path.to_owned(), bytes });
         }
         ftruncate(&self.file, bytes).map_err(|e| failed("size", path, e.into()))?;
-        let taken = loop {
-            match fallocate(&self.file, FallocateFlags::empty(), 0, bytes) {
-                Err(Errno::INTR) => {} // a signal's handler has run
-                taken => break taken,
-            }
-        };
+        // A signal's handler may run meanwhile; some file systems then begin anew, and a timer may come each time.
+        let take = || fallocate(&self.file, FallocateFlags::empty(), 0, bytes);
+        let taken = (0..TRIES_MAX).map(|_| take()).find(|taken| *taken != Err(Errno::INTR));
+        let taken = taken.unwrap_or(Err(Errno::INTR));
         // Without `fallocate` space is found, or not, when it is written.
         let Some(error) = taken.err().filter(|error| *error != Errno::OPNOTSUPP) else { return Ok(()) };
         // Give back the part of the space that was taken.

@@ -352,7 +352,7 @@ impl Shared {
         let is_done = is_done(&orders);
         drop(orders);
         if !is_done {
-            self.leave_alone("write", &self.no_answer());
+            self.leave_silent();
         }
         is_done
     }
@@ -369,7 +369,14 @@ impl Shared {
         let is_silent = refusals.silent > PIECES;
         drop(refusals);
         if is_silent && self.trouble.get().is_none() {
-            self.leave_alone("write", &self.no_answer());
+            self.leave_silent();
+        }
+    }
+
+    /// The disk does not answer the writer.
+    fn leave_silent(&self) {
+        if self.leave_alone("write", &self.no_answer()) {
+            Counters::add(&self.counters.errors, 1);
         }
     }
 
@@ -437,12 +444,11 @@ impl Shared {
         self.answers.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn leave_alone(&self, action: &'static str, error: &io::Error) {
+    /// Returns whether this is the first trouble.
+    fn leave_alone(&self, action: &'static str, error: &io::Error) -> bool {
         let is_first = self.trouble.set(DiskTrouble { action, error: error.to_string() }).is_ok();
-        if is_first && error.kind() == io::ErrorKind::TimedOut {
-            Counters::add(&self.counters.errors, 1); // others were counted when they came
-        }
         lock(&self.staging).clear();
+        is_first
     }
 }
 

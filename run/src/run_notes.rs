@@ -13,7 +13,7 @@
 //!
 //! Invariant: nothing here waits for a file system. One that hangs costs the size of a file.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -55,6 +55,7 @@ fn why_unattached(report: &RunReport<'_>, is_startable: bool) -> Option<String> 
         Some("nothing was served: `--intercept off` leaves the program as it is".into())
     } else if is_startable
         && is_known
+        && !report.kept.is_some_and(|kept| kept.has_ended)
         && report.totals.viewers == 0
         && !matches!(report.ended, RunEnd::Status(126 | 127))
     {
@@ -125,6 +126,9 @@ fn copied(report: &RunReport<'_>) -> Option<String> {
         }
         None => {
             let files = report.modes.iter().filter(|mode| mode.validation != Validation::Kernel).count();
+            if files == 0 {
+                return None; // a writer took it back
+            }
             format!(
                 "{bytes} of {} were copied into the cache in the background, and the program ended before it could \
                  use them; `--keep` keeps them for the next run",
@@ -154,7 +158,8 @@ fn largest_left(report: &RunReport<'_>) -> Option<LeftFile> {
     let sizes = sizes_of(left.iter().map(|mode| mode.path.clone()).collect());
     let largest = (0..left.len()).max_by_key(|&place| sizes.get(place))?;
     let bytes = sizes.get(largest).copied().unwrap_or(0);
-    Some(LeftFile { file: left[largest].clone(), bytes, others: left.len() - 1 })
+    let others = left.iter().filter(|mode| mode.why == left[largest].why).count() - 1;
+    Some(LeftFile { file: left[largest].clone(), bytes, others })
 }
 
 /// The sizes of files; none if a file system keeps them for long.
@@ -246,9 +251,13 @@ fn copy_rule(pays: bool, leases_all: bool) -> String {
     rule
 }
 
-/// Whether this process may take a lease on a file of another user.
+/// Whether this process may take a lease on a file of another user. In a user name space of its own it may not, whatever
+/// rights it has there: the kernel asks for those of the first name space.
 pub fn leases_files_of_others() -> bool {
-    std::fs::read_to_string("/proc/self/status").is_ok_and(|status| has_lease_right(&status))
+    const FIRST_NAME_SPACE: &str = "user:[4026531837]";
+    let is_first =
+        std::fs::read_link("/proc/self/ns/user").is_ok_and(|name| name == Path::new(FIRST_NAME_SPACE));
+    is_first && std::fs::read_to_string("/proc/self/status").is_ok_and(|status| has_lease_right(&status))
 }
 
 fn has_lease_right(status: &str) -> bool {

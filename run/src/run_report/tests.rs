@@ -97,7 +97,11 @@ fn a_file_that_cannot_be_served_is_named_with_its_cause_whether_nothing_or_littl
     let mut report = plain();
     report.totals.reasons[Reason::Left as usize] = 15;
     let why = "the file is another user's; run as its owner, or with CAP_LEASE";
-    report.modes = vec![left_to_kernel(&small, "another cause"), left_to_kernel(&large, why)];
+    report.modes = vec![
+        left_to_kernel(&small, why),
+        left_to_kernel(&large, why),
+        left_to_kernel(&small, "another cause"),
+    ];
     let notes = report.notes();
     let expected = format!(
         "{} (5.0 MiB) was left to the kernel, as 1 other file was: {why}, or with `--immutable FOLDER`",

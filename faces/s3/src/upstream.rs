@@ -13,7 +13,7 @@
 //!  3. A request ends when the store was silent for too long (silence.rs), and not because it takes long.
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -172,13 +172,15 @@ impl Upstream {
             return false;
         }
         let host = url.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
+        let at = address.ip().to_canonical();
         if host.eq_ignore_ascii_case("localhost") {
-            return address.ip().is_loopback() || address.ip().is_unspecified();
+            return at == Ipv4Addr::LOCALHOST || at == Ipv6Addr::LOCALHOST || at.is_unspecified();
         }
         host.parse::<IpAddr>().is_ok_and(|host| {
-            host == address.ip()
-                || host.is_unspecified() && address.ip().is_loopback()
-                || host.is_loopback() && address.ip().is_unspecified()
+            let host = host.to_canonical();
+            host == at
+                || host.is_unspecified() && (at.is_loopback() || at.is_unspecified() && at.is_ipv6())
+                || host.is_loopback() && at.is_unspecified() && (at.is_ipv6() || host.is_ipv4())
         })
     }
 
@@ -644,13 +646,20 @@ mod tests {
     fn a_store_at_the_endpoints_own_address_is_known() {
         let is_at = |store: &str, address: &str| opened(store, &[]).unwrap().is_at(address.parse().unwrap());
         let own = [("127.0.0.1:9000", "127.0.0.1:9000"), ("localhost:9000", "127.0.0.1:9000")];
-        for (store, address) in
-            own.into_iter().chain([("127.0.0.1:9000", "0.0.0.0:9000"), ("[::1]:9", "[::1]:9")])
-        {
+        for (store, address) in own.into_iter().chain([
+            ("127.0.0.1:9000", "0.0.0.0:9000"),
+            ("[::1]:9", "[::1]:9"),
+            ("127.0.0.1:9", "[::ffff:127.0.0.1]:9"),
+        ]) {
             assert!(is_at(store, address), "{store} {address}");
         }
-        let other =
-            [("127.0.0.1:9001", "127.0.0.1:9000"), ("10.0.0.1:9000", "127.0.0.1:9000"), ("h", "127.0.0.1:9")];
+        let other = [
+            ("127.0.0.1:9001", "127.0.0.1:9000"),
+            ("10.0.0.1:9000", "127.0.0.1:9000"),
+            ("h", "127.0.0.1:9"),
+            ("localhost:9", "127.0.0.2:9"),
+            ("[::1]:9", "0.0.0.0:9"),
+        ];
         for (store, address) in other {
             assert!(!is_at(store, address), "{store} {address}");
         }

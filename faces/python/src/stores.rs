@@ -117,10 +117,12 @@ fn retry() -> RetryConfig {
 fn s3(bucket: &str, options: HashMap<String, String>) -> Configured {
     use AmazonS3ConfigKey::{AccessKeyId, Endpoint, S3Endpoint};
     let mut builder = AmazonS3Builder::from_env().with_bucket_name(bucket).with_retry(retry());
+    let of_s3 = |name: &String| name.parse::<AmazonS3ConfigKey>().is_ok_and(|key| key == S3Endpoint);
+    let has_s3s = options.keys().any(of_s3);
     for (name, value) in options {
-        // An endpoint among the options wins over both of the environment, of which that of S3 alone wins.
+        // An endpoint among the options wins over both of the environment; that of S3 alone wins over the other.
         let key = name.parse::<AmazonS3ConfigKey>()?;
-        builder = builder.with_config(if key == Endpoint { S3Endpoint } else { key }, value);
+        builder = builder.with_config(if key == Endpoint && !has_s3s { S3Endpoint } else { key }, value);
     }
     let value_of = |key| builder.get_config_value(&key);
     let place = vec![value_of(S3Endpoint).or(value_of(Endpoint)), value_of(AccessKeyId)];

@@ -36,6 +36,13 @@ def engine(name, module=False):
         pytest.skip(f"SKIPPED: {name} is not installed here ({error})", allow_module_level=module)
 
 
+@pytest.fixture(autouse=True)
+def nothing_written():
+    """No test knows what the file systems of another have written."""
+    if filesystem := sys.modules.get("quinion.filesystem"):
+        filesystem._WRITTEN.clear()
+
+
 def in_child(work):
     """What `work` returns in a forked child, which an alarm ends if it hangs."""
     reader, writer = os.pipe()

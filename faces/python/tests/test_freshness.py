@@ -9,7 +9,7 @@ import numpy
 import pytest
 import quinion
 from conftest import DATA, SIZE
-from quinion import safetensors
+from quinion import filesystem, safetensors
 from test_safetensors import TENSORS, file_of
 
 URL = "data://s/a"
@@ -113,16 +113,21 @@ def test_what_a_file_system_has_written_is_read_by_it_as_it_is_now(server, tmp_p
         lambda fs: fs.rm("/t/[ab]"),
     ]
     for write in writes:
+        filesystem._WRITTEN.clear()
         server.put("a", DATA)
         options = {"server": server.name, "target_protocol": "memory", "skip_instance_cache": True}
         fsspec.filesystem("quinion", **options).cat_file("/t/a")
         fs = fsspec.filesystem("quinion", freshness="immutable", **options)
         fs.fs.pipe_file("/t/a", DATA)
         assert fs.cat_file("/t/a", 0, 9) == DATA[:9]
+        # As another thread has it.
+        other = fsspec.filesystem("quinion", freshness="immutable", **options)
         write(fs)
         server.put("a", NEW)
         assert fs.cat_file("/t/a", 0, 9) == NEW[:9]
         assert asyncio.run(fs._cat_file("/t/a", 0, 9)) == NEW[:9]
+        server.put("a", DATA)
+        assert other.cat_file("/t/a", 0, 9) == DATA[:9]
 
 
 @pytest.mark.parametrize("wrong", ["never", "", -1, float("nan"), float("inf")])

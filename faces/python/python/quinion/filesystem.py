@@ -87,6 +87,10 @@ class _WrittenPaths:
         return bool(path)
 
 
+# fsspec makes a file system for each thread: what one writes another reads, so they have this in common.
+_WRITTEN: dict[tuple[str, str], _WrittenPaths] = {}
+
+
 class QuinionFileSystem(AsyncFileSystem, ChainedFileSystem):  # type: ignore[misc]
     """Reads by the server `server`; the rest by the file system of `target_protocol`."""
 
@@ -108,7 +112,8 @@ class QuinionFileSystem(AsyncFileSystem, ChainedFileSystem):  # type: ignore[mis
         if self.asynchronous and fsspec.get_filesystem_class(target_protocol).async_impl:
             options_of_target["asynchronous"] = True
         self.fs = fsspec.filesystem(target_protocol, **options_of_target)
-        self._written = _WrittenPaths()
+        store = _SCHEMES.get(target_protocol, target_protocol)
+        self._written = _WRITTEN.setdefault((server, store), _WrittenPaths())
         # Of the instance alone: the class knows no other file system.
         self.__dict__["_strip_protocol"] = self._strip
 

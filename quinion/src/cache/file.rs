@@ -426,8 +426,11 @@ impl File {
         let Handle { shared, mapping, .. } = &*self.handle;
         let passing = self.passing_with(options)?;
         let poll = PolledRead { mapping, reader: self.reader(passing.as_ref()), waker: context.waker() };
+        let is_probe = progress.is_probe();
         let polled = shared.filemap.poll_read(poll, progress, position, buffer);
-        if let Poll::Ready(Ok(bytes)) = &polled {
+        if let Poll::Ready(Ok(bytes)) = &polled
+            && !is_probe
+        {
             self.note_read(position, *bytes);
         }
         polled

@@ -85,6 +85,11 @@ impl PendingRead {
         Self { is_probe: true, ..Self::default() }
     }
 
+    /// Whether it counts as no read.
+    pub(crate) fn is_probe(&self) -> bool {
+        self.is_probe
+    }
+
     /// Whether it was polled before.
     pub(crate) fn has_begun(&self) -> bool {
         self.read.done > 0 || self.end != EndCheck::AsKnown || !matches!(self.waited, WaitingFor::Nothing)

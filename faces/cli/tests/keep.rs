@@ -161,7 +161,6 @@ fn kill(process: u32, signal: i32) {
     unsafe { libc::kill(process as i32, signal) };
 }
 
-/// Waits until `so` holds. It has no time limit of its own.
 /// Whether no process has `file`, which is open for reading, open for writing: else the kernel gives no lease on it.
 #[allow(unsafe_code, reason = "plain calls")]
 fn has_no_writer(file: &File) -> bool {
@@ -173,6 +172,7 @@ fn has_no_writer(file: &File) -> bool {
     !is_refused || why != Some(libc::EAGAIN)
 }
 
+/// Waits until `so` holds. It has no time limit of its own.
 fn until(mut so: impl FnMut() -> bool) {
     while !so() {
         std::thread::sleep(Duration::from_millis(2));

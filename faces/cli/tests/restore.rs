@@ -982,6 +982,6 @@ fn a_page_that_cannot_be_read_is_told_with_its_file_and_reason() {
         while let Ok(line) = served.lines.recv_timeout(WATCHDOG) {
             more += u32::from(line.contains("cannot be read"));
         }
-        assert!((2..=10).contains(&more), "{more} lines for 16 pages at once");
+        assert!(more >= 2, "the line of the VM's end, or one more for a page: {more}");
     }
 }

@@ -394,14 +394,19 @@ fn start(arguments: &Arguments, signals: Arc<OwnedFd>, bar: &ProgressBar) -> Res
     };
     let bar = bar.clone();
     options.observer = Some(Arc::new(move |event: &Event| say(&bar, &event.to_string())));
-    Server::start_layers(&cache, &layers, &arguments.socket, options)
-        .map_err(|error| no_room(arguments, &cache).unwrap_or_else(|| error.to_string()))
+    Server::start_layers(&cache, &layers, &arguments.socket, options).map_err(|error| {
+        match error.kind() {
+            quinion::ErrorKind::NoMemory => no_room(arguments, &cache),
+            _ => None,
+        }
+        .unwrap_or_else(|| error.to_string())
+    })
 }
 
 /// Why a snapshot that VMMs should map does not fit, in the units of the command line; `None` if it does.
 fn no_room(arguments: &Arguments, cache: &quinion::Cache) -> Option<String> {
     let image = std::fs::metadata(&arguments.snapshot).ok()?.len();
-    let (memory, wanted) = (cache.stats().memory_bytes, image + 2 * quinion::Cache::MEMORY_MIN);
+    let (memory, wanted) = (cache.stats().memory_bytes, image + image / 32 + 2 * quinion::Cache::MEMORY_MIN);
     (arguments.minor && image + quinion::Cache::MEMORY_MIN > memory).then(|| {
         format!(
             "--minor: the snapshot has {}, for which a memory of {} has no room; give --memory {}M or more",

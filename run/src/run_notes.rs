@@ -238,8 +238,8 @@ fn left_descriptors(report: &RunReport<'_>, listed: Listed) -> Option<String> {
 /// When files are copied, and what serves them earlier: only if that pays, and is allowed.
 fn copy_rule(pays: bool, leases_all: bool) -> String {
     let mut rule = "; a file of 4 MiB or more is copied into the cache, in the background, when it is read after it \
-                    was opened for the third time, a smaller one when reads by one descriptor have come to its \
-                    size and 256 KiB, and then to twice its size"
+                    was opened for the third time, a smaller one when reads by one descriptor have come to 256 \
+                    KiB and to more than its size, and then to twice its size"
         .to_owned();
     if pays {
         rule += "; `--attach at-once` serves every file at its first read, for programs that open few files and read \

@@ -179,8 +179,8 @@ enum RunIntercept {
 enum Attach {
     /// Files that are read again and again, by one program or several, are copied from the kernel's page cache in the
     /// background: one of 4 MiB or more when it is read after it was opened for the third time, or when reads by one
-    /// descriptor have come to twice its size; a smaller one when these have come to its size and 256 KiB and then to
-    /// twice its size, or to its size and 256 KiB by a third descriptor. A read counts for 16 KiB at most.
+    /// descriptor have come to twice its size; a smaller one when these have come to 256 KiB and to more than its
+    /// size, and then to twice its size, or to the former by a third descriptor. A read counts for 16 KiB at most.
     #[default]
     Auto,
     /// Every file at its first read. It costs some 0.3 ms for each open, and misses of random reads go to the device

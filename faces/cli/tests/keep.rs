@@ -56,9 +56,13 @@ impl Home {
     }
 
     fn file(&self, name: &str, seed: u64) -> PathBuf {
+        self.file_of(FILE_BYTES, name, seed)
+    }
+
+    fn file_of(&self, bytes: usize, name: &str, seed: u64) -> PathBuf {
         let path = self.files.path().join(name);
         let mut file = File::create(&path).expect("the disk has room");
-        file.write_all(&noise(FILE_BYTES, seed)).expect("the disk has room");
+        file.write_all(&noise(bytes, seed)).expect("the disk has room");
         file.sync_all().expect("the disk has room");
         drop(file);
         // A process that another test forks has the file open for writing until its `exec`: no lease can be had until
@@ -1045,7 +1049,7 @@ sys.stdin.readline()
 first, end = map(int, sys.argv[2:])
 for turn in range(80):
     fd = os.open(sys.argv[1] + str(first + turn % (end - first)), os.O_RDONLY)
-    for _ in range(4):
+    for _ in range(5):
         for at in range(0, 1 << 20, 1 << 16): assert os.pread(fd, 1 << 16, at) == bytes(1 << 16)
     time.sleep(0.1)
 print('read', flush=True); sys.stdin.readline()
@@ -1082,9 +1086,9 @@ print('read', flush=True); sys.stdin.readline()
         std::fs::read_to_string(task.ok()?.path().join("syscall")).ok().filter(|call| call.starts_with("3 "))
     });
     assert!(closes.count() > 0, "no close hangs: this shows nothing");
-    // Other programs read other files, often enough to be copied.
+    // Other programs read other files, large and often enough to be copied.
     for round in 0..4 {
-        let local = home.file(&format!("local{round}"), 5 + round);
+        let local = home.file_of(2 * FILE_BYTES, &format!("local{round}"), 5 + round);
         let local = local.to_str().expect("a plain path");
         let script = format!("for i in 1 2 3 4 5 6 7 8 9; do cat {local} | md5sum; sleep 0.1; done");
         let expected = text(&plain("sh").args(["-c", &script]).output().expect("a shell").stdout);

@@ -168,8 +168,8 @@ pub struct AttachPolicy {
     pub large_bytes: u64,
     /// A smaller one when they have come to so many bytes.
     pub credit_bytes: u64,
-    /// Whether a smaller file's size is added to that. One pass over it gains nothing, however often it is opened for
-    /// another: to ask costs more than all of the reads.
+    /// Whether they have to come to more than a smaller file's size, too. One pass over it gains nothing, however often
+    /// it is opened for another: to ask costs more than all of the reads.
     pub pass_is_kernels: bool,
     /// Whether files without a lease are served, with a look at their times before each read. If not, a descriptor that
     /// can write is not asked for: its file can have no lease while it is open.
@@ -187,7 +187,9 @@ impl AttachPolicy {
         if bytes >= self.large_bytes {
             return bytes.saturating_mul(2);
         }
-        self.credit_bytes.saturating_add(if self.pass_is_kernels { bytes } else { 0 })
+        // With the read that finds the end.
+        let pass = if self.pass_is_kernels { bytes.saturating_add(Self::READ_BYTES_MAX) } else { 0 };
+        if pass > self.credit_bytes { pass } else { self.credit_bytes }
     }
 
     /// The credit that a read of `len` bytes takes, in bytes.

@@ -251,8 +251,8 @@ fn copy_rule(pays: bool, leases_all: bool) -> String {
     rule
 }
 
-/// Whether this process may take a lease on a file of another user. In a user name space of its own it may not, whatever
-/// rights it has there: the kernel asks for those of the first name space.
+/// Whether this process may take a lease on a file of another user. In a user name space of its own it may not, since
+/// the kernel asks for its rights in the first name space.
 pub fn leases_files_of_others() -> bool {
     const FIRST_NAME_SPACE: &str = "user:[4026531837]";
     let is_first =

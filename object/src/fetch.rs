@@ -194,10 +194,11 @@ impl Fetcher {
                 && !self.counters.has_answered.load(Ordering::Relaxed);
             let is_late = Instant::now() + pause >= deadline;
             let is_last = attempts == self.options.attempts_max || is_absent || is_late;
-            if !is_transient(&error) {
+            let is_for_good = !is_transient(&error);
+            if is_for_good {
                 self.note_answer();
             }
-            if is_last || !is_transient(&error) || advice.is_for_good(&error) {
+            if is_last || is_for_good || advice.is_for_good(&error) {
                 return Err(after(attempts, elapsed, error));
             }
             attempts += 1;

@@ -73,8 +73,8 @@ pub enum DiskError {
         #[source]
         source: io::Error,
     },
-    /// A device of the caller's own refused something.
-    #[error("cannot {action} the disk tier's device: {source}")]
+    /// The device refused something, or did not answer.
+    #[error("cannot {action} the disk tier's device: {source}; look after that device, or use another")]
     Device {
         /// The operation that failed, as a verb phrase.
         action: &'static str,
@@ -104,16 +104,29 @@ fn remedy(error: &io::Error) -> &'static str {
     }
 }
 
-/// Why a store is not used any more: its disk failed. Its contents are read from the store behind.
+/// Why a store is not used: its disk failed, or does not answer. Its contents are read from the store behind.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DiskTrouble {
     pub(crate) action: &'static str,
     pub(crate) error: String,
+    pub(crate) is_silence: bool,
+}
+
+impl DiskTrouble {
+    /// Whether the disk gave no answer, rather than an error: it is used again when it has answered, after a rest.
+    pub fn is_silence(&self) -> bool {
+        self.is_silence
+    }
 }
 
 impl fmt::Display for DiskTrouble {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { action, error } = self;
-        write!(f, "the disk tier is off because its disk failed to {action}: {error}; nothing is lost")
+        let Self { action, error, is_silence } = self;
+        write!(f, "the disk tier is off because its disk failed to {action}: {error}; nothing is lost, ")?;
+        f.write_str(if *is_silence {
+            "and it is used again some time after the disk has answered"
+        } else {
+            "but it stays off until the cache is opened again"
+        })
     }
 }

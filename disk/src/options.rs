@@ -12,6 +12,7 @@ use crate::layout::{BYTES_MAX, BYTES_MIN, SEGMENT_BYTES};
 const BUFFERS_MIN: usize = 3;
 /// A disk that is well answers within some milliseconds, and one that recovers from an error within a second or two.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
+const REST: Duration = Duration::from_secs(60);
 
 /// A store on a local disk.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -26,14 +27,25 @@ pub struct DiskOptions {
     pub buffer_bytes: usize,
     /// How long a request to the disk is waited for before the disk is left alone.
     pub(crate) answer_max: Duration,
+    /// The same, while the store is opened.
+    pub(crate) opening_answer_max: Duration,
+    /// How long the disk is left alone after its first silence.
+    pub(crate) rest: Duration,
     pub(crate) in_use_max: Duration,
 }
 
 impl DiskOptions {
     /// A store of `bytes` bytes in `folder`, with 8 MiB of memory for pages on their way.
     pub fn new(folder: impl Into<PathBuf>, bytes: u64) -> Self {
-        let (answer_max, in_use_max) = (ANSWER_MAX, IN_USE_MAX);
-        Self { folder: folder.into(), bytes, buffer_bytes: 8 << 20, answer_max, in_use_max }
+        Self {
+            folder: folder.into(),
+            bytes,
+            buffer_bytes: 8 << 20,
+            answer_max: ANSWER_MAX,
+            opening_answer_max: ANSWER_MAX,
+            rest: REST,
+            in_use_max: IN_USE_MAX,
+        }
     }
 
     /// The same, with so much memory for pages on their way.
@@ -56,6 +68,22 @@ impl DiskOptions {
     #[must_use]
     pub fn answer_max(mut self, time: Duration) -> Self {
         self.answer_max = time;
+        self
+    }
+
+    /// The same, with a disk that is waited for no longer than that while the store is opened. For tests.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn opening_answer_max(mut self, time: Duration) -> Self {
+        self.opening_answer_max = time;
+        self
+    }
+
+    /// The same, with a disk that rests for so long after its first silence. For tests.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn rest(mut self, time: Duration) -> Self {
+        self.rest = time;
         self
     }
 

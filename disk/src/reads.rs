@@ -28,6 +28,8 @@ use crate::device::{AlignedBuffer, Device};
 const THREADS_MAX: usize = 16;
 /// A time without an answer counts in so many pieces. A process that was stopped meanwhile has missed one of them.
 pub const PIECES: u32 = 10;
+/// Reads that the disk may refuse before it is left alone, or is not taken.
+pub const READ_ERRORS_MAX: u64 = 16;
 
 /// A part of a device that is to be read.
 #[derive(Debug)]

@@ -192,9 +192,13 @@ impl Staging {
         self.sealed.is_empty() && self.writing.is_none()
     }
 
-    /// The disk takes no more.
-    pub fn clear(&mut self) {
-        (self.open, self.writing) = (None, None);
-        self.sealed.clear();
+    /// Forgets the segments that wait to be written, and says which they were. The one that is being written is its
+    /// writer's until [`Staging::end_write`].
+    pub fn clear(&mut self) -> Vec<u32> {
+        let open = self.open.take().map(|open| (open.segment, open.buffer));
+        let sealed = self.sealed.drain(..).map(|sealed| (sealed.segment, sealed.buffer));
+        let (segments, buffers): (_, Vec<_>) = open.into_iter().chain(sealed).unzip();
+        self.free.extend(buffers);
+        segments
     }
 }

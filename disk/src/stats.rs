@@ -35,6 +35,8 @@ pub struct DiskStats {
     pub corrupt_extents: u64,
     /// Reads and writes that the disk refused, or did not answer.
     pub errors: u64,
+    /// Whether the disk is left alone now, because it failed or does not answer.
+    pub is_off: bool,
 }
 
 #[derive(Default, Debug)]
@@ -53,11 +55,12 @@ impl Counters {
         counter.fetch_add(more, Ordering::Relaxed);
     }
 
-    pub fn read(&self, extents: u64, pages: u64) -> DiskStats {
+    /// The operations so far; the caller adds the contents.
+    pub fn read(&self) -> DiskStats {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         DiskStats {
-            pages,
-            extents,
+            pages: 0,
+            extents: 0,
             put_pages: of(&self.put_pages),
             refused_pages: of(&self.refused_pages),
             pending_pages: 0,
@@ -68,6 +71,7 @@ impl Counters {
             written_bytes: of(&self.written_bytes),
             corrupt_extents: of(&self.corrupt_extents),
             errors: of(&self.errors),
+            is_off: false,
         }
     }
 }

@@ -10,28 +10,29 @@
 use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::device::{AlignedBuffer, Device, FileDevice};
 use crate::error::{DiskError, DiskTrouble};
+use crate::health::{Health, WatchedDevice};
 use crate::index::{Extent, Index};
 use crate::layout::{
-    ContentKey, DATA_PAGES, EXTENT_PAGES_MAX, Entry, PAGE_BYTES, SEGMENT_BYTES, Superblock, SuperblockState,
-    TABLE_PAGES, Table, checksum, data_bytes, segment_start,
+    ContentKey, DATA_PAGES, EXTENT_PAGES_MAX, Entry, PAGE_BYTES, SEGMENT_BYTES, checksum, data_bytes,
+    segment_start,
 };
+use crate::opening::{Asker, read_superblock, read_tables};
 use crate::options::DiskOptions;
-use crate::reads::{PIECES, ReadRequest, ReadThreads, lock};
+use crate::reads::{PIECES, READ_ERRORS_MAX, ReadRequest, ReadThreads, lock};
 use crate::staging::{RingPosition, SealedSegment, Staging};
 use crate::stats::{Counters, DiskStats};
 
 /// When an open segment is written although it is not full, and the writes are synced.
 const IDLE: Duration = Duration::from_secs(1);
 const SYNC_SEGMENTS: u32 = 64;
-/// Reads that the disk may refuse before it is left alone.
-const READ_ERRORS_MAX: u64 = 16;
-const OPEN_THREADS: u32 = 4;
+/// Some file systems write all of a file's space when it is taken: that may last as long as so many answers.
+const SPACE_ANSWERS: u32 = 12;
 const KEPT_PAGES_MAX: u32 = DATA_PAGES as u32 / 2;
 const READ_BUFFERS: usize = 4;
 
@@ -55,14 +56,14 @@ pub enum Missed {
 
 #[derive(Debug)]
 struct Shared {
-    device: Arc<dyn Device>,
+    device: Arc<WatchedDevice>,
+    health: Health,
     reads: ReadThreads,
     answer_max: Duration,
     staging: Mutex<Staging>,
     index: Mutex<Index>,
     news: Condvar,
     orders: Mutex<Orders>,
-    trouble: OnceLock<DiskTrouble>,
     counters: Counters,
     read_buffers: Mutex<Vec<AlignedBuffer>>,
     /// Requests of the writer's that the device has answered.
@@ -94,9 +95,10 @@ struct Orders {
 
 impl DiskStore {
     /// Opens the store that `options` name, or makes it. Reads the tables of all segments: some seconds for 100 GiB.
+    /// Blocks for the disk as long as that answers.
     ///
     /// # Errors
-    /// See [`DiskError`].
+    /// See [`DiskError`]; also if the disk gives no answer for 5 seconds, or for a minute where the file takes its space.
     pub fn open(options: &DiskOptions) -> Result<Self, DiskError> {
         Self::open_with(options, || {})
     }
@@ -107,8 +109,14 @@ impl DiskStore {
     /// As [`DiskStore::open`].
     pub fn open_with(options: &DiskOptions, on_start: fn()) -> Result<Self, DiskError> {
         options.check()?;
-        let device = FileDevice::open_within(options.in_use_max, &options.folder, options.file_bytes())?;
-        Self::start(Box::new(device), options, on_start)
+        let (folder, in_use_max, bytes) = (options.folder.clone(), options.in_use_max, options.file_bytes());
+        let answer_max = in_use_max + options.opening_answer_max * SPACE_ANSWERS;
+        let asker = Asker { answer_max, on_start };
+        let failed = |source| DiskError::Io { action: "open", path: options.folder.clone(), source };
+        let opened =
+            asker.ask(move || FileDevice::open_within(in_use_max, &folder, bytes)).map_err(failed)?;
+        let device = opened.unwrap_or_else(|| Err(failed(asker.no_answer())))?;
+        Self::start(Arc::new(device), options, on_start)
     }
 
     /// As [`DiskStore::open`], on a device of the caller's own, which has [`DiskOptions::bytes`] bytes, zeros at first.
@@ -117,13 +125,14 @@ impl DiskStore {
     /// [`DiskError::Size`]; [`DiskError::Device`], also if the device holds something else.
     pub fn open_on(device: Box<dyn Device>, options: &DiskOptions) -> Result<Self, DiskError> {
         options.check()?;
-        Self::start(device, options, || {})
+        Self::start(Arc::from(device), options, || {})
     }
 
-    fn start(device: Box<dyn Device>, options: &DiskOptions, on_start: fn()) -> Result<Self, DiskError> {
+    fn start(device: Arc<dyn Device>, options: &DiskOptions, on_start: fn()) -> Result<Self, DiskError> {
         let segments = options.segments();
-        let store = read_superblock(&*device)?;
-        let found = read_tables(&*device, store, segments);
+        let asker = Asker { answer_max: options.opening_answer_max, on_start };
+        let store = read_superblock(asker, &device)?;
+        let found = read_tables(asker, &device, store, segments)?;
         let mut index = Index::new(segments);
         let (mut next, mut sequence) = (0, 0);
         if let Some((segment, table)) = found.first() {
@@ -136,14 +145,14 @@ impl DiskStore {
         }
         let buffers = options.buffers().min(segments as usize / 2);
         let shared = Arc::new(Shared {
-            device: Arc::from(device),
+            device: Arc::new(WatchedDevice::new(device)),
+            health: Health::new(options.rest),
             reads: ReadThreads::new(on_start),
             answer_max: options.answer_max,
             staging: Mutex::new(Staging::new(RingPosition { store, segments, next, sequence }, buffers)),
             index: Mutex::new(index),
             news: Condvar::new(),
             orders: Mutex::default(),
-            trouble: OnceLock::new(),
             counters: Counters::default(),
             read_buffers: Mutex::default(),
             answers: AtomicU64::new(0),
@@ -180,7 +189,7 @@ impl DiskStore {
             let pages = missing.min(most);
             let start = (from - page) as usize * PAGE_BYTES;
             let data = &bytes[start..start + pages as usize * PAGE_BYTES];
-            if shared.trouble.get().is_some() || !shared.stage(key, from, data) {
+            if shared.is_off() || !shared.stage(key, from, data) {
                 refused = end - from;
                 Counters::add(&shared.counters.refused_pages, refused);
                 break;
@@ -199,7 +208,7 @@ impl DiskStore {
 
     /// Whether all these pages are here.
     pub fn has(&self, key: &ContentKey, page: u64, pages: u32) -> bool {
-        self.trouble().is_none() && lock(&self.shared.index).gap(key, page, pages.into()).is_none()
+        !self.shared.is_off() && lock(&self.shared.index).gap(key, page, pages.into()).is_none()
     }
 
     /// Reads pages of a content, all of them or none: `sink` is given neighbouring bytes, each with its distance from
@@ -215,7 +224,7 @@ impl DiskStore {
         sink: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<(), Missed> {
         let shared = &*self.shared;
-        if shared.trouble.get().is_some() {
+        if shared.is_off() {
             return Err(Missed::NotThere);
         }
         let extents = lock(&shared.index).cover(key, page, pages).ok_or(Missed::NotThere)?;
@@ -243,17 +252,24 @@ impl DiskStore {
         outcome
     }
 
-    /// Why the store is left alone, if it is.
-    pub fn trouble(&self) -> Option<&DiskTrouble> {
-        self.shared.trouble.get()
+    /// Why the disk is left alone, if it is. One that hung is used again later.
+    pub fn trouble(&self) -> Option<DiskTrouble> {
+        if self.shared.is_off() { self.shared.health.trouble() } else { None }
+    }
+
+    /// Whether the disk is left alone; cheaper than [`DiskStore::trouble`].
+    pub fn is_off(&self) -> bool {
+        self.shared.is_off()
     }
 
     /// Its operations so far and its contents.
     pub fn stats(&self) -> DiskStats {
+        let mut stats = DiskStats { is_off: self.is_off(), ..self.shared.counters.read() };
         // Of a disk that is left alone no page can be found.
-        let totals = || lock(&self.shared.index).totals();
-        let (extents, pages) = if self.trouble().is_some() { (0, 0) } else { totals() };
-        self.shared.counters.read(extents, pages)
+        if !stats.is_off {
+            (stats.extents, stats.pages) = lock(&self.shared.index).totals();
+        }
+        stats
     }
 
     /// Writes the pages in memory, and syncs. Blocks for the disk as long as that answers. [`DiskStore::trouble`] says
@@ -368,16 +384,17 @@ impl Shared {
         }
         let is_silent = refusals.silent > PIECES;
         drop(refusals);
-        if is_silent && self.trouble.get().is_none() {
+        if is_silent && !self.is_off() {
             self.leave_silent();
         }
     }
 
     /// The disk does not answer the writer.
     fn leave_silent(&self) {
-        if self.leave_alone("write", &self.no_answer()) {
+        if self.health.note_silence("write", &self.no_answer()) {
             Counters::add(&self.counters.errors, 1);
         }
+        self.clear_staging();
     }
 
     fn no_answer(&self) -> io::Error {
@@ -397,13 +414,14 @@ impl Shared {
         let in_memory =
             lock(&self.staging).copy_to(first.segment, range.clone(), &mut to.bytes_mut()[..range.len()]);
         if !in_memory {
-            let (device, offset) =
-                (Arc::clone(&self.device), segment_start(first.segment) + range.start as u64);
+            let device = Arc::clone(&self.device) as Arc<dyn Device>;
+            let offset = segment_start(first.segment) + range.start as u64;
             let request = ReadRequest { device, buffer: to, len: range.len(), offset };
             let Some(answer) = self.reads.read(request, self.answer_max) else {
                 let error = self.no_answer();
                 Counters::add(&self.counters.errors, 1);
-                self.leave_alone("read", &error);
+                self.health.note_silence("read", &error);
+                self.clear_staging();
                 return Err(Missed::Failed(error));
             };
             to = answer.buffer;
@@ -444,11 +462,23 @@ impl Shared {
         self.answers.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns whether this is the first trouble.
-    fn leave_alone(&self, action: &'static str, error: &io::Error) -> bool {
-        let is_first = self.trouble.set(DiskTrouble { action, error: error.to_string() }).is_ok();
-        lock(&self.staging).clear();
-        is_first
+    fn leave_alone(&self, action: &'static str, error: &io::Error) {
+        self.health.note_refusal(action, error);
+        self.clear_staging();
+    }
+
+    /// Whether the disk is left alone.
+    fn is_off(&self) -> bool {
+        self.health.is_off(|| self.device.has_answered())
+    }
+
+    /// Segments that wait to be written will not be: their extents are not here any more.
+    fn clear_staging(&self) {
+        let mut staging = lock(&self.staging);
+        let mut index = lock(&self.index);
+        for segment in staging.clear() {
+            index.forget_segment(segment);
+        }
     }
 }
 
@@ -459,59 +489,6 @@ fn is_neighbour(a: &Extent, b: &Extent) -> bool {
 fn bytes_in_run(run: &[Extent], extent: &Extent) -> std::ops::Range<usize> {
     let start = usize::from(extent.at - run[0].at) * PAGE_BYTES;
     start..start + usize::from(extent.pages) * PAGE_BYTES
-}
-
-/// The identifier of the store, from the superblock that is there or is made now.
-fn read_superblock(device: &dyn Device) -> Result<u64, DiskError> {
-    let failed = |action| move |source| DiskError::Device { action, source };
-    let mut page = AlignedBuffer::new(PAGE_BYTES);
-    device.read_at(page.bytes_mut(), 0).map_err(failed("read"))?;
-    match Superblock::decode(page.bytes()) {
-        SuperblockState::Valid(found) => return Ok(found.store),
-        SuperblockState::Foreign => {
-            let words = "it is not a disk tier of Quinion";
-            return Err(failed("use")(io::Error::new(io::ErrorKind::InvalidData, words)));
-        }
-        SuperblockState::Empty | SuperblockState::Outdated => {}
-    }
-    let mut number = [0; 8];
-    rustix::rand::getrandom(&mut number, rustix::rand::GetRandomFlags::empty())
-        .map_err(|error| failed("number")(error.into()))?;
-    let made = Superblock { store: u64::from_le_bytes(number) };
-    page.bytes_mut().fill(0);
-    made.encode(page.bytes_mut());
-    device.write_at(page.bytes(), 0).map_err(failed("write"))?;
-    Ok(made.store)
-}
-
-/// The newest first.
-fn read_tables(device: &dyn Device, store: u64, segments: u32) -> Vec<(u32, Table)> {
-    let each = segments.div_ceil(OPEN_THREADS);
-    let mut found: Vec<(u32, Table)> = std::thread::scope(|scope| {
-        let part = |thread: u32| {
-            let numbers = thread * each..((thread + 1) * each).min(segments);
-            move || {
-                let mut buffer = AlignedBuffer::new(TABLE_PAGES * PAGE_BYTES);
-                let table =
-                    |segment| read_table(device, store, segment, &mut buffer).map(|table| (segment, table));
-                numbers.filter_map(table).collect::<Vec<_>>()
-            }
-        };
-        let threads: Vec<_> = (0..OPEN_THREADS).map(|thread| scope.spawn(part(thread))).collect();
-        threads.into_iter().flat_map(|thread| thread.join().unwrap_or_default()).collect()
-    });
-    found.sort_unstable_by_key(|(_, table)| std::cmp::Reverse(table.sequence));
-    found
-}
-
-fn read_table(device: &dyn Device, store: u64, segment: u32, buffer: &mut AlignedBuffer) -> Option<Table> {
-    let start = segment_start(segment);
-    device.read_at(&mut buffer.bytes_mut()[..PAGE_BYTES], start).ok()?;
-    let len = Table::bytes_of(&buffer.bytes()[..PAGE_BYTES]);
-    if len > PAGE_BYTES {
-        device.read_at(&mut buffer.bytes_mut()[PAGE_BYTES..len], start + PAGE_BYTES as u64).ok()?;
-    }
-    Table::decode(store, &buffer.bytes()[..len])
 }
 
 /// How pages are treated that were read, and lie where a segment is written.
@@ -636,7 +613,8 @@ impl Writer {
     /// Returns what of the segment in its place is to be kept, read before.
     fn write(&mut self, segment: &SealedSegment) -> Vec<KeptPages> {
         let shared = &*self.shared;
-        if shared.trouble.get().is_some() {
+        if shared.is_off() {
+            lock(&shared.index).forget_segment(segment.segment);
             return Vec::new();
         }
         let kept = self.read_kept(&segment.kept);
@@ -684,7 +662,7 @@ impl Writer {
     }
 
     fn sync(&mut self) {
-        if self.unsynced > 0 && self.shared.trouble.get().is_none() {
+        if self.unsynced > 0 && !self.shared.is_off() {
             self.unsynced = 0;
             let synced = self.shared.device.sync();
             self.shared.note_answer();

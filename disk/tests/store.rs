@@ -5,15 +5,17 @@
 
 mod common;
 
+use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{Disk, Random, content, key, read_checked};
 use quinion_disk::internals::{DATA_PAGES, EXTENT_PAGES_MAX, PAGE_BYTES, segment_start};
-use quinion_disk::{ContentKey, DiskError, DiskOptions, DiskStore, Missed};
+use quinion_disk::{ContentKey, Device, DiskError, DiskOptions, DiskStore, Missed};
 
 const EXTENT: u64 = EXTENT_PAGES_MAX as u64;
 
@@ -417,7 +419,7 @@ fn a_disk_that_does_not_answer_writes_is_left_alone_by_the_puts_that_it_refuses(
         (0..).find_map(|of| {
             put(&putting, of, 0, EXTENT);
             thread::sleep(Duration::from_millis(1));
-            putting.trouble().map(ToString::to_string)
+            putting.trouble().map(|trouble| trouble.to_string())
         })
     });
     let trouble = trouble.flatten().expect("the disk is left alone");
@@ -426,6 +428,109 @@ fn a_disk_that_does_not_answer_writes_is_left_alone_by_the_puts_that_it_refuses(
     assert!(!store.has(&key(0), 0, 1));
     assert!(returned(move || drop(store)).is_some(), "a store ends without its disk");
     disk.hold(false);
+}
+
+/// 1 A disk does not answer for a while, as one that is busy with another program's writes. 2 It answers again. 3 The
+/// store stays off until its process is started anew. Also: 4 segments in memory, and their buffers, are lost each time.
+#[test]
+fn a_disk_that_answers_again_is_used_again() {
+    let options = Disk::options(16);
+    let disk = Disk::of(&options);
+    let store = disk.open(&options);
+    put(&store, 1, 0, 40);
+    drop(store);
+    let store = Arc::new(disk.open(&options.answer_max(ANSWER_MAX).rest(Duration::from_millis(1))));
+    let eventually = |is_so: &dyn Fn() -> bool| {
+        let begun = Instant::now();
+        while !is_so() {
+            assert!(begun.elapsed() < LONG, "{store:?}");
+            thread::sleep(Duration::from_millis(1));
+        }
+    };
+    for round in 0..4 {
+        disk.hold(true);
+        disk.hold_reads(round % 2 == 0);
+        let of = AtomicU64::new(100 * (round + 1));
+        eventually(&|| {
+            put(&store, of.fetch_add(1, Ordering::Relaxed), 0, EXTENT);
+            let _ = round % 2 == 0 && read_checked(&store, 1, 0, 40);
+            store.is_off()
+        });
+        let trouble = store.trouble().expect("the disk is left alone");
+        assert!(trouble.is_silence() && trouble.to_string().contains("used again"), "{trouble}");
+        assert!(!store.has(&key(1), 0, 1));
+        disk.hold(false);
+        disk.hold_reads(false);
+        eventually(&|| !store.is_off());
+        eventually(&|| read_checked(&store, 1, 0, 40));
+        store.check().unwrap();
+        // No buffer is lost.
+        eventually(&|| {
+            store.flush();
+            store.free_segments() >= 3
+        });
+        eventually(&|| {
+            put(&store, 2 + round, 0, EXTENT);
+            store.flush();
+            read_checked(&store, 2 + round, 0, EXTENT as u32)
+        });
+        assert_eq!(store.stats().corrupt_extents, 0);
+    }
+    disk.fail_writes(true);
+    put(&store, 50, 0, EXTENT);
+    store.flush();
+    assert!(!store.trouble().expect("the disk refused").is_silence());
+    disk.fail_writes(false);
+    thread::sleep(Duration::from_millis(20));
+    assert!(store.is_off(), "a disk that refused stays off");
+}
+
+/// A disk that something happens to after some reads.
+#[derive(Debug)]
+struct ChangingDisk {
+    disk: Disk,
+    reads: AtomicU64,
+    after: u64,
+    change: fn(&Disk),
+}
+
+impl Device for ChangingDisk {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        if self.reads.fetch_add(1, Ordering::Relaxed) == self.after {
+            (self.change)(&self.disk);
+        }
+        self.disk.read_at(buffer, offset)
+    }
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.disk.write_at(bytes, offset)
+    }
+    fn sync(&self) -> io::Result<()> {
+        self.disk.sync()
+    }
+}
+
+/// 1 A disk hangs, or refuses each read. 2 A service is started with a store on it. 3 The start waits for ever, or for
+/// as long as it takes to be refused once for each segment.
+#[test]
+fn a_disk_that_does_not_answer_or_refuses_is_not_opened() {
+    let options = Disk::options(64);
+    let disk = Disk::of(&options);
+    drop(disk.open(&options)); // its first page is written
+    let hang: fn(&Disk) = |disk| disk.hold_reads(true);
+    let refuse: fn(&Disk) = |disk| disk.fail_reads(true);
+    for (after, change, options, words) in [
+        (0, hang, options.clone().opening_answer_max(ANSWER_MAX), ["the start of", "no answer"]),
+        (5, hang, options.clone().opening_answer_max(ANSWER_MAX), ["the tables of", "no answer"]),
+        (5, refuse, options.clone(), ["the tables of", "a bad sector"]),
+    ] {
+        let device = ChangingDisk { disk: disk.clone(), reads: AtomicU64::new(0), after, change };
+        let opened = returned(move || DiskStore::open_on(Box::new(device), &options));
+        let error = opened.expect("an opening ends").expect_err("the disk cannot be read").to_string();
+        assert!(words.iter().all(|words| error.contains(words)), "{error}");
+        disk.hold_reads(false);
+        disk.fail_reads(false);
+    }
+    drop(disk.open(&options));
 }
 
 /// 1 A disk stops to answer a write. 2 The store is dropped. 3 The end waits for the writer, which waits for the disk.

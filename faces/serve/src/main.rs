@@ -257,6 +257,7 @@ fn serve(
             why = failed_start(starting, told) => Err(why),
             never = monitored => match never {},
             never = log_failures(&server, log) => match never {},
+            never = log_disk(server.cache(), log) => match never {},
             never = end_replaced(&restores, log) => match never {},
             never = notify::keep_alive(told) => match never {},
         }
@@ -302,6 +303,21 @@ async fn log_failures(server: &Server, log: Log) -> Infallible {
             let why: String = error.to_string().chars().take(FAILURE_CHARACTERS_MAX).collect();
             log.event("store failed", &[("store", &store), ("why", &why)]);
         }
+    }
+}
+
+/// Writes an event when the disk tier is left alone, and when it is used again.
+async fn log_disk(cache: &quinion::Cache, log: Log) -> Infallible {
+    let mut before = None;
+    loop {
+        tokio::time::sleep(FAILURES_EVERY).await;
+        let trouble = cache.disk_trouble();
+        match &trouble {
+            Some(why) if before.is_none() => log.event("disk tier off", &[("why", why)]),
+            None if before.is_some() => log.event("disk tier used again", &[]),
+            _ => {}
+        }
+        before = trouble;
     }
 }
 

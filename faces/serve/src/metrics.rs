@@ -132,9 +132,13 @@ const FETCH_COUNTS: &[FetchCount] = &[
 type DiskNumber = (&'static str, &'static str, Kind, fn(&DiskStats) -> u64);
 
 const DISK_NUMBERS: &[DiskNumber] = &[
-    ("pages", "Pages on the disk; none once it is left alone, until the next start.", Kind::Gauge, |disk| {
-        disk.pages
-    }),
+    (
+        "off",
+        "1 while the disk is left alone, because it failed or does not answer; else 0.",
+        Kind::Gauge,
+        |disk| disk.is_off.into(),
+    ),
+    ("pages", "Pages on the disk; none while it is left alone.", Kind::Gauge, |disk| disk.pages),
     ("put_pages", "Pages stored on the disk.", Kind::Count, |disk| disk.put_pages),
     (
         "refused_pages",

@@ -616,6 +616,40 @@ fn monitors_get_the_numbers_and_whether_clients_can_connect() {
     assert_eq!(server.process.ended(), Some(0));
 }
 
+/// 1. The disk under the tier fails while the server runs: here its file is cut. 2. All reads go to the store. 3. The
+/// operator sees no reason in the log, and no number that tells it from a cold disk.
+#[test]
+fn a_disk_that_fails_is_an_event_and_a_number() {
+    let Some(bucket) = Bucket::new() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let objects: Vec<_> = (0..24).map(|n| format!("{n}")).collect();
+    objects.iter().zip(0..).for_each(|(name, seed)| bucket.put(name, data(seed, 9000)));
+    let disk = format!("{}:64M", folder.path().join("disk").display());
+    let start = || {
+        let mut command = bucket.serve(folder.path(), SECRET, "s3://bucket");
+        let mut server = Server::spawn(command.args(["--disk", &disk, "--metrics", "127.0.0.1:0"]));
+        let address = monitors_of(&server.event());
+        (server, address)
+    };
+    let read_all = || {
+        for (name, seed) in objects.iter().zip(0..) {
+            assert_eq!(read(folder.path(), &format!("s3://bucket/{name}")), data(seed, 9000));
+        }
+    };
+    let (mut server, _) = start();
+    read_all();
+    server.process.signal(Signal::TERM);
+    assert_eq!(server.process.ended(), Some(0));
+    let (mut server, address) = start();
+    let is_off = || number(&ask(&address, "GET /metrics").1, "quinion_disk_off ");
+    assert_eq!(is_off(), 0);
+    File::create(folder.path().join("disk/quinion.disk")).unwrap(); // cuts it
+    read_all();
+    let event = server.event();
+    assert!(event.contains("disk tier off why=") && event.contains("failed to read"), "{event}");
+    assert_eq!(is_off(), 1);
+}
+
 #[test]
 fn stores_come_and_go_at_a_hangup_and_a_wrong_configuration_changes_nothing() {
     let Some(bucket) = Bucket::new() else { return };

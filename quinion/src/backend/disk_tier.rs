@@ -148,7 +148,7 @@ impl DiskTier {
     }
 
     pub(crate) fn trouble(&self) -> Option<String> {
-        self.store.trouble().map(ToString::to_string)
+        self.store.trouble().map(|trouble| trouble.to_string())
     }
 
     /// For the sink of the run's fill, before it is ended.
@@ -162,7 +162,7 @@ impl DiskTier {
             return;
         }
         let kept = self.store.put(key, first, bytes);
-        if kept < pages && self.store.trouble().is_none() {
+        if kept < pages && !self.store.is_off() {
             let pending = PendingCopy::of_arrival(
                 self.arena.view(),
                 Arrival { key, run, wanted: kept as u32..pages as u32, is_known },
@@ -192,7 +192,7 @@ impl DiskTier {
     /// Copies some MiB of pending pages at most to the disk, by way of `buffer`. Waits for no device.
     pub(crate) fn copy_pending(&self, buffer: &mut Vec<u8>) -> CopyOutcome {
         for piece in 0..LATE_PIECES {
-            if self.store.trouble().is_some() {
+            if self.store.is_off() {
                 let missed = self.pending().clear();
                 self.note_missed(missed);
                 return CopyOutcome::Nothing;

@@ -99,7 +99,7 @@ pub struct ImageMemory {
     process: ForkGuard,
 }
 
-/// Is told the outcome for pages: in rising order, each page once. It may say that it is enough.
+/// Callback with the outcome for pages: in rising order, each page once. It may end the work by `Break`.
 pub type PageObserver<'t> = &'t mut dyn FnMut(Range<PageIndex>, Result<(), Error>) -> ControlFlow<()>;
 
 /// The source of an image.
@@ -107,7 +107,7 @@ pub type PageObserver<'t> = &'t mut dyn FnMut(Range<PageIndex>, Result<(), Error
 pub struct Snapshot {
     /// Reads it.
     pub backend: Arc<dyn Backend>,
-    /// Its name in errors.
+    /// Name of the snapshot in errors.
     pub name: Arc<str>,
 }
 
@@ -182,7 +182,7 @@ impl ImageMemory {
     pub fn places(&self) -> &GuestExtents {
         &self.places
     }
-    /// Its memory's file, open for reading only.
+    /// The file of the image's memory, open for reading only.
     pub fn reader(&self) -> BorrowedFd<'_> {
         use std::os::fd::AsFd;
         self.reader.as_fd()
@@ -435,7 +435,7 @@ impl MachineMemory {
         Ok(Self { extents, size, touching: RankedRwLock::new(Rank::Write, ()) })
     }
 
-    /// Its size in bytes.
+    /// Size of the memory in bytes, as it was asked for.
     pub fn size(&self) -> u64 {
         self.size
     }

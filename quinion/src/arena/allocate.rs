@@ -47,7 +47,7 @@ pub(super) fn pages_of(runs: &[FrameRun]) -> u32 {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GrowRequest {
     pub wanted: ExtentPurpose,
-    /// It need not grow if it has grown since it had so many times.
+    /// Number of growths that the caller has seen: if there were more since, the arena need not grow.
     pub seen: u64,
     pub locks: LockWait,
 }

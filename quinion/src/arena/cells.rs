@@ -46,7 +46,7 @@ pub trait CellLinks {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CellFreed {
     Kept,
-    /// Its last used cell went.
+    /// The cell was the last used one of this extent.
     ExtentEmpty(u32),
 }
 

@@ -80,7 +80,7 @@ pub enum GuestUse {
 /// Why there is no guest.
 #[derive(Debug)]
 pub enum GuestRefused {
-    /// So many extents that follow each other and have no memory are not to be had now.
+    /// No place for the guest is free now: consecutive extents without memory, within the bound.
     NoSpace,
     /// The system, or a limit, refuses.
     Failed(ArenaError),
@@ -137,7 +137,7 @@ impl GuestExtents {
     pub fn place(&self, index: PageIndex) -> Option<Frame> {
         (index.0 < u64::from(self.pages)).then(|| self.first.plus(index.0 as u32))
     }
-    /// Its file, open for reading and writing.
+    /// The guest's file, open for reading and writing.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }

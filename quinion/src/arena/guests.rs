@@ -21,7 +21,7 @@ pub(super) struct Guest {
     /// A bit for each frame.
     pub claimed: Vec<u64>,
     pub claimed_pages: u32,
-    /// Its handle is gone.
+    /// Whether the guest's handle was dropped.
     pub is_closing: bool,
 }
 

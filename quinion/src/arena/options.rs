@@ -40,10 +40,10 @@ pub struct Reservation {
 /// Whether the system may write an arena's memory to its swap space.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Swap {
-    /// It may, if it has any.
+    /// The system may swap the memory out, if it has swap space.
     #[default]
     Allowed,
-    /// It may not: each page is locked from the moment it is there.
+    /// The system may not swap the memory out: each page is locked from the moment it is there.
     Locked,
 }
 
@@ -114,7 +114,7 @@ pub enum ArenaError {
     System {
         /// The call that failed.
         call: &'static str,
-        /// Its error.
+        /// Error of the call that failed.
         source: std::io::Error,
     },
 }
@@ -141,7 +141,7 @@ pub struct ArenaStats {
     pub guest_bytes: u64,
     /// Pages of `data_bytes` that are free.
     pub free_pages: u64,
-    /// The same, of extents that are being emptied: they are not allocated.
+    /// Free pages of extents that are being emptied: they are not allocated, and not in `free_pages`.
     pub leaving_pages: u64,
     /// Extents that are one page of 2 MiB.
     pub extents_huge: u64,

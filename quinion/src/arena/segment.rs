@@ -288,7 +288,7 @@ impl Segment {
         mapped.map(drop)
     }
 
-    /// That cores and children leave it out matters; that huge pages are welcome is a hint.
+    /// Excludes the range from core dumps and forked children, or fails. Asks for huge pages, as a hint.
     fn advise(&self, offset: usize, bytes: usize) -> rustix::io::Result<()> {
         self.madvise(offset, bytes, Advice::LinuxDontDump)?;
         self.madvise(offset, bytes, Advice::LinuxDontFork)?;

@@ -38,20 +38,20 @@ use quinion_view::folio::copy;
 /// The state of a folio when it was locked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LockedState {
-    /// It was not there: its locker has inserted it.
+    /// The folio was not there: its locker has inserted it.
     New,
-    /// It was there, and has never had bytes.
+    /// The folio was there, and has never had bytes.
     Allocated,
-    /// It was there, with its bytes.
+    /// The folio was there, with its bytes.
     Data,
 }
 
 /// The outcome of a folio whose bytes have arrived.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FinishOutcome {
-    /// It is in the index, and up to date.
+    /// The folio is in the index, and up to date if it has bytes.
     Kept,
-    /// It had left the index, or has since been taken out: its bytes belong to no file.
+    /// The folio had left the index, or has since been taken out: its bytes belong to no file.
     Left,
 }
 
@@ -160,7 +160,7 @@ impl<'a> LockedFolio<'a> {
         Ok(())
     }
 
-    /// Others will store to it, by its address, when it is unlocked and still held: all of it counts as touched.
+    /// Counts all of the folio as touched: others will store to it, by its address, when it is unlocked and still held.
     ///
     /// # Panics
     /// If it has no bytes yet.

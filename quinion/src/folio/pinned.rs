@@ -41,14 +41,14 @@ struct Pins {
 /// other parts. Those that it has whole are not: to name each costs more than to count it for each such pin.
 #[derive(Clone, Debug, Default)]
 pub struct KeptMemory {
-    /// Of folios that are pinned whole, in bytes.
+    /// Bytes of folios that are pinned whole.
     whole_bytes: u64,
     /// The first and the last folio, with their bytes, as far as these are pinned in part.
     partial: [Option<(Frame, u64)>; 2],
 }
 
 impl KeptMemory {
-    /// That of so many bytes, which share no folio with others.
+    /// Memory of `bytes` bytes, counted as folios that are pinned whole.
     pub fn of_bytes(bytes: u64) -> Self {
         Self { whole_bytes: bytes, partial: [None; 2] }
     }
@@ -315,7 +315,7 @@ impl<'a> IntoIterator for &'a Pinned {
 
 /// Where a pinned folio is.
 struct FolioPlace {
-    /// Its first frame.
+    /// The folio's first frame.
     frame: Frame,
     /// The position of its first byte in the file.
     position: u64,
@@ -352,7 +352,7 @@ impl PinnedFolio {
     pub fn address(&self) -> *mut u8 {
         self.address
     }
-    /// Its length in bytes: 4 KiB to 2 MiB, a power of two.
+    /// Length of the folio in bytes: 4 KiB to 2 MiB, a power of two.
     pub fn len(&self) -> usize {
         self.len
     }

@@ -94,13 +94,13 @@ impl BackgroundThread {
         Self::named("quinion-bg")
     }
 
-    /// The same, with another name for the thread, of 15 characters at most.
+    /// No tasks and no thread yet; the thread will be named `name`, of 15 characters at most.
     pub fn named(name: &'static str) -> Self {
         let (woken, list, wakeup) = (AtomicBool::new(false), Mutex::default(), Condvar::default());
         Self { shared: Arc::new(Shared { name, woken, list, wakeup }), process: ForkGuard::new() }
     }
 
-    /// It runs from the next wake-up on.
+    /// Adds a task, which runs from the next wake-up on.
     pub fn add(&self, task: Weak<dyn BackgroundTask>) {
         self.shared.lock().add(task);
     }

@@ -48,7 +48,7 @@ pub enum CallKind {
 pub struct CallQueue {
     /// See [`Identity`](crate::backend::Identity).
     pub device: u64,
-    /// Their kind.
+    /// Kind of the calls.
     pub kind: CallKind,
 }
 
@@ -192,7 +192,7 @@ impl Shared {
         state.threads -= 1;
     }
 
-    /// Nothing panics with the lock held, so a poisoned one is as good as any.
+    /// Locks the queue. No thread panics with the lock held, so a poisoned one is as good as any.
     fn lock(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -74,19 +74,19 @@ pub enum NoLease {
         "another process has the file open for writing; a lease can be had when all writers have closed it"
     )]
     OpenForWriting,
-    /// This cache has it open for writing.
+    /// The cache itself has the file open for writing.
     #[error("this cache has the file open for writing itself; read it by a cache that does not write it")]
     WrittenHere,
-    /// It was given up, because another process wants to write.
+    /// The lease was given up, because another process wants to write.
     #[error(
         "the lease was given up because another process opened the file for writing; it is asked for again at the \
          next read"
     )]
     GivenUp,
-    /// It is another user's file, and this process has no `CAP_LEASE`.
+    /// The file is another user's, and this process has no `CAP_LEASE`.
     #[error("the file is another user's; run as its owner, or with CAP_LEASE")]
     NotPermitted,
-    /// It is no regular file, its file system has no leases, or others than this kernel may write it.
+    /// The file is not a regular one, its file system has no leases, or others than this kernel may write it.
     #[error(
         "there are no leases on such a file: it is not a regular file of a local file system that has them"
     )]
@@ -171,13 +171,13 @@ enum Threads {
 
 enum WorkerStep {
     Some(Vec<Weak<dyn LeaseHolder>>),
-    /// They are trusted for so long from this time on.
+    /// All holders, the time of their look, and how long from then on the kernel waits before it revokes a lease.
     All(Vec<Weak<dyn LeaseHolder>>, u64, Duration),
     End,
 }
 
 impl Leases {
-    /// None yet, and no thread.
+    /// No leases yet, and no thread.
     pub fn new() -> Self {
         Self { shared: Arc::default(), process: ForkGuard::new() }
     }

@@ -269,7 +269,7 @@ mod tests {
         assert_eq!(told.iter().count(), 0);
     }
 
-    /// Is called while its thread blocks, and defers another, as a read does that is polled inside a waker.
+    /// A waker that is called while its thread blocks, and defers another, as does a read that is polled in a waker.
     struct Defers(mpsc::Sender<ThreadId>);
 
     impl Wake for Defers {

@@ -90,8 +90,8 @@ pub(crate) struct TierParts<'a> {
     pub options: &'a DiskOptions,
     pub arena: &'a Arc<Arena>,
     pub wait_queue: &'a Arc<WaitQueue>,
-    /// Is called when something is pending and nothing was; and at each 1,024th folio that is pending, as a task that
-    /// panicked does not come again unasked. It waits for nothing.
+    /// Callback when a folio is pending and none was, and for each 1,024th pending folio: a task that panicked
+    /// runs again only if it is woken. It waits for nothing.
     pub on_pending: Box<dyn Fn() + Send + Sync>,
 }
 
@@ -330,7 +330,7 @@ impl TierSource {
         pages > 0 && self.tier.store.has(&self.key, fill.run().index.0, pages)
     }
 
-    /// The same fill, whose bytes are copied to the disk before its sink is told of their arrival.
+    /// Returns `fill`, whose bytes are copied to the disk before its sink is told of their arrival.
     fn kept_on_arrival(&self, mut fill: Fill) -> Fill {
         let (tier, key, size) = (Arc::clone(&self.tier), Arc::clone(&self.key), self.size);
         if let Some(sink) = fill.sink.take() {

@@ -53,7 +53,7 @@ impl FlushRun {
 #[derive(Debug, thiserror::Error)]
 #[error("{error} (after {written} bytes of the run)")]
 pub struct FlushError {
-    /// So many bytes from the start of the run were written.
+    /// Number of bytes written, from the start of the run.
     pub written: usize,
     /// Why not more.
     #[source]
@@ -77,7 +77,7 @@ impl From<FlushError> for io::Error {
     }
 }
 
-/// Is told that a flush has ended. Handed down by the write-back path.
+/// Receiver of the outcome of a flush. Handed down by the write-back path.
 pub trait FlushSink: Send + Sync {
     /// The run was written, or a part of it. Called once for each flush, on any thread, with no lock held.
     fn flush_completed(&self, run: FlushRun, outcome: Result<(), FlushError>);

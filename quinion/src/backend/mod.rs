@@ -120,7 +120,7 @@ pub struct Attributes {
     pub identity: Identity,
     /// Which content it has; see [`Version`].
     pub version: Version,
-    /// Its size in bytes.
+    /// Size of the file in bytes.
     pub size: u64,
 }
 
@@ -187,7 +187,7 @@ pub struct Leasable<'a> {
 pub enum FileTimes {
     /// Any program that opens the file and changes it, in any way, changes them.
     ChangedByStores,
-    /// They may not tell of stores to the file's mapped memory.
+    /// The times may miss stores to the file's mapped memory.
     ChangedByWrites,
 }
 
@@ -238,7 +238,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Its stand-in while the file has no open handle and its pages are kept; `None`: it has no descriptor.
+    /// Stand-in for the backend while the file has no open handle and its pages are kept; `None`: it has no descriptor.
     fn parked(&self) -> Option<ParkedBackend> {
         None
     }
@@ -412,7 +412,7 @@ impl ReapMode {
 /// The outcome of a call of [`Backend::reap`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReapOutcome {
-    /// It completed this many fills, 0 included.
+    /// The call completed this many fills, 0 included.
     Some(usize),
     /// Another thread leads; sleep in the wait queue.
     Busy,
@@ -420,13 +420,13 @@ pub enum ReapOutcome {
     Elsewhere,
 }
 
-/// Is called when a fill has ended. Handed down by the fill path. It wakes the threads that wait for the fill.
+/// Receiver of the outcome of a fill. Handed down by the fill path. It wakes the threads that wait for the fill.
 pub trait FillSink: Send + Sync {
     /// The fill's folios may be unlocked: the first `bytes` bytes of it hold the file's data, or there
     /// was an error. Called once for each fill, on any thread, with no lock held.
     fn fill_completed(&self, run: FillRun, result: io::Result<usize>);
 
-    /// These pages of the run, counted from its start, hold the file's data, and are not written again. The fill
+    /// Pages `pages` of the run, counted from its start, hold the file's data, and are not written again. The fill
     /// continues. Called before [`FillSink::fill_completed`], with locks of the backend held: it takes none.
     fn pages_read(&self, run: FillRun, pages: Range<u32>) {
         let _ = (run, pages);
@@ -525,8 +525,8 @@ impl Fill {
         // SAFETY: inside the buffer by the assertion; the frames are this fill's alone.
         unsafe { crate::folio::copy::copy_in(bytes.as_ptr(), self.buffer.as_ptr().add(at), bytes.len()) };
     }
-    /// These bytes of the fill hold the file's data, and the rest is on its way: readers of whole pages among
-    /// them need not wait any longer, and keep them though the rest should fail. They may not be written again.
+    /// Reports that bytes `bytes` of the fill hold the file's data, and the rest is on its way: readers of whole pages
+    /// among them need not wait any longer, and keep them though the rest should fail. They may not be written again.
     ///
     /// # Panics
     /// If they lie outside the fill.

@@ -61,15 +61,15 @@ pub enum OpenError {
     /// The system refused: there is no such file, no permission, too many open files.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// It is a directory.
+    /// The open found a directory.
     #[error("it is a directory; name a file in it")]
     IsDirectory,
-    /// It is nothing that has bytes at positions.
+    /// The open found a pipe, or another thing that has no bytes at positions.
     #[error(
         "it is {kind}, whose bytes can be read only once; read it without the cache, or copy it to a file first"
     )]
     NotAFile {
-        /// Its kind.
+        /// Kind of the thing that the open found.
         kind: NotAFileKind,
     },
     /// The kernel makes its bytes when it is read, so they may differ each time and its size says nothing.
@@ -80,8 +80,8 @@ pub enum OpenError {
         /// Which file system.
         file_system: &'static str,
     },
-    /// It is one of several names of a file of overlayfs, to be read only. The first write to one of them may make
-    /// that one another file, with handles that are open, and nothing tells which of them have become which file.
+    /// The file has several names on overlayfs, and is opened for reading only. The first write to one of them may make
+    /// that one another file, with handles that are open, and nothing tells which handles have become which file.
     #[error(
         "it is one of {names} names of a file of overlayfs, which a write may make two files while they are open; \
          open it for writing, copy it, or read it without the cache"
@@ -120,9 +120,9 @@ impl std::fmt::Display for NotAFileKind {
 /// Whether reads go past the kernel's page cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IoMode {
-    /// They do: `O_DIRECT`.
+    /// Reads go past the kernel's page cache, by `O_DIRECT`.
     Direct,
-    /// They do not, because the file system cannot or the descriptor's description is not the library's.
+    /// Reads use the kernel's page cache, for example because the file system refuses direct ones.
     Buffered,
 }
 
@@ -131,7 +131,7 @@ pub enum IoMode {
 pub struct WriteOptions {
     /// Whether it may be new.
     pub creation: Creation,
-    /// Its content at first.
+    /// Content of the file at first.
     pub start: InitialContent,
     /// The permissions of a new file, less the process's mask.
     pub mode: u32,
@@ -146,11 +146,11 @@ impl Default for WriteOptions {
 /// Whether a file may be new.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Creation {
-    /// It must be there.
+    /// The file must be there.
     MustExist,
-    /// It is made if it is not there.
+    /// The file is made if it is not there.
     IfMissing,
-    /// It is made, and must not be there.
+    /// The file is made, and must not be there.
     MustBeNew,
 }
 
@@ -159,7 +159,7 @@ pub enum Creation {
 pub enum InitialContent {
     /// The bytes it has.
     Kept,
-    /// Nothing. A block device keeps its bytes.
+    /// No bytes; but a block device keeps its own.
     Emptied,
 }
 
@@ -216,7 +216,7 @@ impl OpenFile {
         Self::open_by(path, |flags| open_past_leases(path, flags, Mode::empty()))
     }
 
-    /// The same, but never blocks, and leaves access times alone, if this process may.
+    /// Opens `path` for reading. Never blocks, and leaves access times alone, if this process may.
     ///
     /// # Errors
     /// See [`OpenError`]; `EAGAIN`: another process has a lease on it.
@@ -477,7 +477,7 @@ impl OpenFile {
         (!flush.len().is_multiple_of(align)).then(|| flush.len() / PAGE_SIZE * PAGE_SIZE)
     }
 
-    /// Both descriptors go there once the file has fallen back.
+    /// The descriptor that goes by the kernel's page cache. Once the file has fallen back, both descriptors do.
     fn by_cache(&self) -> BorrowedFd<'_> {
         let second = self.writing.as_ref().and_then(|writing| writing.by_cache.as_ref());
         second.unwrap_or(&self.descriptor).as_fd()
@@ -837,7 +837,7 @@ fn now() -> i64 {
     now.tv_sec.saturating_mul(1_000_000_000).saturating_add(now.tv_nsec)
 }
 
-/// This kernel's version, as far as it says one.
+/// Major and minor version of the running kernel; 0 for a number that its release does not say.
 fn linux() -> (u32, u32) {
     let names = rustix::system::uname();
     let mut numbers = names.release().to_str().unwrap_or("").split(|c: char| !c.is_ascii_digit());

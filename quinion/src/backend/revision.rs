@@ -37,7 +37,7 @@ pub struct RevisionOpen<I> {
 pub struct FileRevision {
     file: OpenFile,
     engine: Arc<EngineShared>,
-    /// Those of the revision: they are not looked at again.
+    /// Attributes of the revision. A read fails if the file has another size or other times by then.
     attributes: Attributes,
 }
 

@@ -666,7 +666,7 @@ struct SubmissionState<K: Kernel> {
     refusal: Option<io::Error>,
     parts: Slab<RingRequest>,
     jobs: Slab<RingJob>,
-    /// Of each device that has jobs.
+    /// A share for each device that has jobs.
     shares: Vec<DeviceShare>,
     /// The share that was cut from last.
     turn: usize,
@@ -727,7 +727,7 @@ impl<K: Kernel> SubmissionState<K> {
         None
     }
 
-    /// So many parts and jobs of `device` have ended.
+    /// Counts `parts` parts and `jobs` jobs of `device` as ended.
     fn note_ended(&mut self, device: u64, parts: usize, jobs: usize) {
         let at =
             self.shares.iter().position(|share| share.device == device).expect("a job's device is known");
@@ -1014,7 +1014,7 @@ mod tests {
         }
     }
 
-    /// Of `depth` places the device that hangs keeps `kept`.
+    /// Checks that a device that hangs keeps `kept` of `depth` places.
     fn leaves_places(depth: usize, kept: usize) {
         let (mut submission, _) = job(1);
         (submission.queue_depth, submission.parts, submission.jobs) = (depth, Slab::new(), Slab::new());

@@ -41,7 +41,7 @@ impl Transfer {
     pub(super) fn len(&self) -> usize {
         self.len
     }
-    /// The same, begun anew for another alignment.
+    /// The transfer begun anew, for another alignment.
     pub(super) fn restart(self, align: usize) -> Self {
         Self::new(self.len, align)
     }

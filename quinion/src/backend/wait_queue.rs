@@ -217,7 +217,7 @@ impl ParkedWaiters {
         })
     }
 
-    /// Their events are to be set with the lock released. One waiter more goes for each backend that wants a leader.
+    /// Removes waiters to wake, and one for each backend that wants a leader. Set their events with the lock released.
     #[must_use]
     fn take_woken(&mut self) -> Vec<Arc<WakeEvent>> {
         let mut led: Vec<*const ()> = Vec::new();

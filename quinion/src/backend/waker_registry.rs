@@ -59,7 +59,7 @@ struct RegistryState {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum Poller {
-    /// It has not been needed yet.
+    /// The poller has not been needed yet.
     #[default]
     None,
     Running,

@@ -49,7 +49,7 @@ impl File {
     }
 }
 
-/// Nothing panics inside a lock of this file, so a poisoned one is as good as any.
+/// Locks `mutex`. No thread panics inside a lock of this file, so a poisoned one is as good as any.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

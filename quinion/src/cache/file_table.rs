@@ -41,7 +41,7 @@ use super::{Cache, CacheInner};
 
 /// Files without open handles that are checked at a time for having been removed.
 pub(super) const REMOVAL_CHECKS_MAX: usize = 4;
-/// Others may take the cell that was made, each time.
+/// Tries to get a cell for a record: other threads may take the cell that was made, each time.
 const RECORD_TRIES: u32 = 1000;
 /// How long a file without open handles keeps its descriptor, if its mount has no number of its own.
 const LINGERS: Duration = Duration::from_secs(1);
@@ -59,7 +59,7 @@ const SYNC_CANDIDATES_MAX: usize = 256;
 pub(super) struct FileTable {
     files: HashMap<Identity, KnownFile>,
     idle: BTreeMap<u64, Identity>,
-    /// Those of them that had nothing to be written or synced when they were looked at last.
+    /// Idle files that had nothing to be written or synced when they were looked at last.
     settled: BTreeSet<u64>,
     unsettled: Unsettled,
     idle_clock: u64,
@@ -83,7 +83,7 @@ struct Unsettled {
     files: usize,
 }
 
-/// Those of one device, by the time since when they are idle.
+/// Unsettled files of one device, by the time since when they are idle.
 #[derive(Debug, Default)]
 struct UnsettledFiles {
     since: BTreeSet<u64>,
@@ -108,7 +108,7 @@ impl Unsettled {
     fn iter(&self) -> impl Iterator<Item = &u64> {
         self.devices.values().flat_map(|files| &files.since)
     }
-    /// Some of a device, each call others, until it has come round.
+    /// Files of `device`, `SYNC_CANDIDATES_MAX` at most, from where the last look ended, in cyclic order.
     fn next_of(&mut self, device: u64) -> Vec<u64> {
         let Some(files) = self.devices.get_mut(&device) else { return Vec::new() };
         let (before, behind) = (files.since.range(..files.looked_to), files.since.range(files.looked_to..));
@@ -127,7 +127,7 @@ struct KnownFile {
     watch: Arc<CoherenceState>,
     handles: usize,
     idle_since: Option<u64>,
-    /// Its mount, while it has no descriptor.
+    /// Mount of the file, while it has no descriptor.
     parked_on: Option<u64>,
 }
 
@@ -135,7 +135,7 @@ struct KnownFile {
 pub(super) enum MappingLookup<'a> {
     /// One handle more is counted.
     Known(Arc<Mapping>, Arc<CoherenceState>),
-    /// The same, and the open has it to itself until it ends its turn.
+    /// The mapping is new, with one handle; the open has it to itself until it ends its turn.
     Made(Arc<Mapping>, Arc<CoherenceState>, FirstOpen<'a>),
     /// Another open makes it: to be waited for.
     IsOpening(Arc<TurnEnd>),
@@ -597,7 +597,7 @@ impl FileTable {
 #[derive(Clone, Copy)]
 struct IdleBound {
     files_max: usize,
-    /// That of the handle's file.
+    /// Device of the handle's file.
     device: u64,
     now: Millis,
 }

@@ -88,7 +88,7 @@ enum PinState {
     HandedOver(BlockingCall<Pinned>),
 }
 
-/// Then a thread does it: pages go as fast as they come.
+/// Tries of a pin until a thread makes it, because pages are evicted as fast as they come.
 const PIN_TRIES_MAX: u32 = 1000;
 
 impl<'a> PinFuture<'a> {

@@ -252,7 +252,7 @@ impl Image {
         self.frozen.is_broken()
     }
 
-    /// Its numbers now; in a forked child all of them are 0.
+    /// Numbers of the image now; in a forked child all of them are 0.
     pub fn stats(&self) -> ImageStats {
         if self.check_process().is_err() {
             return ImageStats::default();
@@ -327,7 +327,7 @@ impl GuestMemory {
         if self.shared.process.is_forked() { Err(Repr::Forked.into()) } else { Ok(()) }
     }
 
-    /// Its size in bytes, as it was asked for.
+    /// Size of the memory in bytes, as it was asked for.
     pub fn size(&self) -> u64 {
         self.memory.size()
     }
@@ -335,8 +335,8 @@ impl GuestMemory {
     pub fn memory_len(&self) -> u64 {
         u64::from(self.memory.extents().pages()) * PAGE_SIZE as u64
     }
-    /// Its file, open for reading and writing and sealed against any other size, for the machine to map. Where the
-    /// machine has no memory for a page that is touched first, that is a signal there, unless
+    /// The memory's file, open for reading and writing and sealed against any other size, for the machine to map. Where
+    /// the machine has no memory for a page that is touched first, that is a signal there, unless
     /// [`GuestMemory::allocate`] was called before.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.memory.extents().file()

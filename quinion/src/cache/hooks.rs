@@ -7,14 +7,14 @@ use crate::policy::NewPolicy;
 
 use super::Builder;
 
-/// The same, with `hooks` for some steps of the indexes.
+/// Returns `builder`, with `hooks` for some steps of the indexes.
 #[must_use]
 pub fn with_index_hooks(mut builder: Builder, hooks: &'static dyn IndexHooks) -> Builder {
     builder.index_hooks = Some(hooks);
     builder
 }
 
-/// The same, which evicts by `policy`: each pool by one of its own.
+/// Returns `builder`, whose cache evicts by `policy`: each pool by one of its own.
 #[must_use]
 pub fn with_policy(mut builder: Builder, policy: NewPolicy) -> Builder {
     builder.policy = policy;

@@ -40,9 +40,9 @@ use super::{Cache, CacheInner};
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct MemFileOptions {
-    /// Its length in bytes, all of it a hole at first. The default is 0.
+    /// Length of the file in bytes, all of it a hole at first. The default is 0.
     pub size: u64,
-    /// Its name in errors and in [`MemFile`]'s `Debug`; need not be unique. The default is "memory file".
+    /// Name of the file in errors and in [`MemFile`]'s `Debug`; need not be unique. The default is "memory file".
     pub name: Option<String>,
     /// The largest folio that is made of its pages, as log2 of pages, 0 to 9; larger values mean 9. The default is the
     /// cache's ([`Builder::folio_order_max`](crate::Builder::folio_order_max)), and it is never more than that.
@@ -452,7 +452,7 @@ impl MemFile {
 
     // ---- numbers --------------------------------------------------------------------------------
 
-    /// Its length in bytes; in a forked child 0.
+    /// Length of the file in bytes; in a forked child 0.
     pub fn len(&self) -> u64 {
         if self.process.is_forked() { 0 } else { self.handle.mapping.size() }
     }

@@ -67,7 +67,7 @@ impl PoolOptions {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct PoolStats {
-    /// Its name; "default" for the pool of files opened without one.
+    /// Name of the pool; "default" for the pool of files opened without one.
     pub name: String,
     /// The most that it may have.
     pub limit_bytes: Option<u64>,
@@ -294,12 +294,12 @@ impl Pool {
         &self.share
     }
 
-    /// Its name.
+    /// Name of the pool.
     pub fn name(&self) -> &str {
         &self.share.name
     }
 
-    /// Its numbers now. Waits for nothing. In a forked child they are those at the fork.
+    /// Numbers of the pool now. Waits for nothing. In a forked child they are those at the fork.
     pub fn stats(&self) -> PoolStats {
         self.share.shared.pool_stats(self.share.number, &self.share.name)
     }

@@ -27,7 +27,7 @@ pub struct ResidentRange {
     pub bytes: Range<u64>,
     /// The number of these pages.
     pub pages: u64,
-    /// Their state.
+    /// State of the pages.
     pub state: PageState,
 }
 

@@ -99,7 +99,7 @@ impl ServedCache for Cache {
 
 /// Operations on a file that viewers read: its handle stands for theirs.
 pub trait ServedFile {
-    /// Its record in the shared memory, and the number that the record has as long as it is this file's.
+    /// The file's record in the shared memory, and the number that the record has as long as it is this file's.
     fn record(&self) -> (CellNumber, MappingId);
     /// Whether it is that file.
     fn is_inode(&self, id: FileId) -> bool;
@@ -108,7 +108,7 @@ pub trait ServedFile {
     /// # Errors
     /// As [`File::read_at`].
     fn make_ready(&self, position: u64, len: usize) -> Result<()>;
-    /// The same for an uncached read; its pages go with [`ServedFile::end_uncached`].
+    /// As [`ServedFile::make_ready`], for an uncached read; its pages go with [`ServedFile::end_uncached`].
     ///
     /// # Errors
     /// As [`File::read_at`].
@@ -120,7 +120,7 @@ pub trait ServedFile {
     fn end_uncached(&self, position: u64, bytes: u64) -> Result<()>;
     /// A viewer has read a page with a marker: readahead goes on. Waits for locks alone.
     fn advance(&self, page: PageIndex);
-    /// The same for an uncached read.
+    /// As [`ServedFile::advance`], for an uncached read.
     fn advance_uncached(&self, page: PageIndex);
     /// Whether it can be read uncached.
     fn can_drop_behind(&self) -> bool;
@@ -222,7 +222,7 @@ pub fn is_same_open(one: &ParkedBackend, other: &ParkedBackend) -> bool {
     one.is_of(other)
 }
 
-/// The same options, for a handle that reads on behalf of a viewer: see
+/// Makes `options` those of a handle that reads on behalf of a viewer: see
 /// [`Engine::open_unseen`](crate::backend::Engine::open_unseen).
 pub fn for_viewer(options: &mut OpenOptions) -> &mut OpenOptions {
     options.for_viewer = true;

@@ -49,7 +49,7 @@ pub struct AsyncFile {
 #[derive(Debug)]
 enum Writing {
     At(BlockingCall<()>),
-    /// So many bytes, which end at the new position.
+    /// An append of this many bytes, which end at the new position.
     Appends(BlockingCall<u64>, usize),
 }
 

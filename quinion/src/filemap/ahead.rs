@@ -24,7 +24,7 @@ use super::shared::Filemap;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct ReadaheadUse {
-    /// All of them: the sum of the others.
+    /// All pages fetched ahead: the sum of the others.
     pub pages: u64,
     /// Pages that were read.
     pub used_pages: u64,

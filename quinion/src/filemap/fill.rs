@@ -91,8 +91,8 @@ impl From<NoFrames> for FillOutcome {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum AfterSubmit {
-    /// It waits for this page, and reaps, if one of its own submissions fetches that page: it cannot arrive before
-    /// that. A page that another thread fetches may arrive before.
+    /// The caller waits for this page, and reaps, if one of its own submissions fetches that page: it cannot arrive
+    /// before that. A page that another thread fetches may arrive before.
     Reap(PageIndex),
     Anything,
 }
@@ -142,7 +142,7 @@ impl FillRequest {
 
 #[derive(Debug)]
 pub(crate) enum FillOutcome {
-    /// Some of it is on its way, beginning with the first page that was not there.
+    /// A part of the window is on its way, beginning with the first page that was not there.
     Submitted(Arc<WindowFills>),
     /// Every page of it is there, or another thread fetches it.
     Nothing,
@@ -750,7 +750,7 @@ pub(super) fn folios_in(view: &View, run: FillRun) -> impl Iterator<Item = (u32,
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum FillCompletion {
-    /// So many bytes, all that the file has: bytes after them lie behind the file's size.
+    /// Number of bytes, all that the file has of the run: bytes after them lie behind the file's size.
     Before(usize),
     /// The pages that arrived before something failed.
     ReadPages,

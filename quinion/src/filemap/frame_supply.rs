@@ -767,7 +767,7 @@ impl ShortageWait<'_> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum InFlightState {
     MayEnd,
-    /// None has ended for so long that they may never end.
+    /// Requests in flight were waited for so long that they may never end.
     Hung,
 }
 
@@ -780,7 +780,7 @@ fn cut_short(gaps: &mut Vec<Gap>, pages: u32) {
     gaps.retain(|gap| gap.pages > 0);
 }
 
-/// Both are in order; the last gaps go without if frames are few.
+/// Deals `frames` out to `gaps`, both in order; the last gaps go without if frames are few.
 pub(super) fn deal_out(gaps: &[Gap], frames: &[FrameRun]) -> Vec<FillRun> {
     let mut runs = Vec::with_capacity(gaps.len() + frames.len());
     let mut frames = frames.iter().copied();

@@ -659,7 +659,7 @@ struct MissedRead<'c> {
 struct MissWindow<'r> {
     window: Window,
     wanted: Range<PageIndex>,
-    /// It planned the window, and is still locked.
+    /// The state that planned the window, still locked.
     readahead: Option<RankedGuard<'r, Readahead>>,
     next: AfterSubmit,
 }

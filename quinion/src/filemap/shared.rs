@@ -71,7 +71,7 @@ impl Filemap {
         self
     }
 
-    /// The same, with these options. To be called before any mapping counts its dirty pages.
+    /// Sets the options of write-back. To be called before any mapping counts its dirty pages.
     #[must_use]
     pub fn with_writeback(mut self, options: WritebackOptions) -> Self {
         let (arena, wait_queue, counters) =
@@ -80,7 +80,7 @@ impl Filemap {
         self
     }
 
-    /// The same, with a place where folios of memory files go when memory is short.
+    /// Sets the place where folios of memory files go when memory is short.
     #[must_use]
     pub fn with_spill(mut self, spill: Option<Arc<Spill>>) -> Self {
         spill.iter().for_each(|spill| self.supply.reclaim.spill_to(spill));
@@ -88,14 +88,14 @@ impl Filemap {
         self
     }
 
-    /// The same, with hooks for the indexes of mappings to come.
+    /// Sets hooks for the indexes of mappings to come.
     #[must_use]
     pub fn with_hooks(mut self, hooks: Option<&'static dyn IndexHooks>) -> Self {
         self.hooks = hooks;
         self
     }
 
-    /// The same, which evicts by another policy than S3-FIFO.
+    /// Sets the eviction policy, in place of S3-FIFO.
     #[must_use]
     pub fn with_policy(mut self, policy: NewPolicy) -> Self {
         self.supply.reclaim.set_policy(policy);
@@ -123,7 +123,7 @@ impl Filemap {
         &self.supply.writeback
     }
 
-    /// The same, with or without the thread of `background_reclaim.rs`.
+    /// Sets whether the thread of `background_reclaim.rs` is used.
     #[must_use]
     pub(crate) fn with_background_reclaim(mut self, in_background: bool) -> Self {
         self.supply.in_background = in_background;

@@ -32,8 +32,8 @@ pub(crate) struct Shrinker {
 
 #[derive(Debug)]
 struct PressureWatch {
-    /// This process's, if nothing else was said; sought at the first look, which takes a hundred system calls: more
-    /// than many a program makes.
+    /// Source of the pressure, this process's by default; sought at the first look, which takes a hundred system calls:
+    /// more than many a program makes.
     source: Option<PressureSource>,
     at: Instant,
     last: Option<SourceReading>,

@@ -60,7 +60,7 @@ const BATCH_PAGES: u64 = 64;
 const BATCH_PAGES_MAX: u64 = Order::MAX.pages() as u64;
 /// Tries with too few frames for folios that have to come as a whole; a pause before each.
 const SHORT_MAX: u32 = 200;
-/// Of a caller that waits for no memory: one for all that is wanted, and one for the page alone.
+/// Tries with too few frames of a caller that waits for no memory: one for all that is wanted, one for the page alone.
 const SHORT_MAX_UNWAITED: u32 = 2;
 /// Tries in a row in which nothing was there that memory may come of, until a caller that waits is refused as well.
 const REFUSED_MAX: u32 = 3;
@@ -145,7 +145,7 @@ impl SpilledBytes<'_> {
 struct SpilledPages {
     first: PageIndex,
     value: Value,
-    /// Of the value's.
+    /// Pages of the value, counted from its first.
     pages: Range<u32>,
 }
 
@@ -217,7 +217,7 @@ pub(crate) struct SpillIn<'c> {
 }
 
 impl<'c> SpillIn<'c> {
-    /// Nothing is done yet.
+    /// A spill-in of pages of `mapping`, not begun yet.
     pub fn of(filemap: &'c Arc<Filemap>, mapping: &'c Arc<Mapping>) -> Self {
         Self { filemap, mapping, urgency: FillUrgency::Asked }
     }

@@ -65,7 +65,7 @@ use crate::units::{Millis, PAGE_SIZE, PageIndex, PoolNumber};
 use super::shared::Filemap;
 use super::spill_in::SpillIn;
 
-/// Then a held folio that reaches over an edge is detached.
+/// Wait for other holders of a folio that reaches over an edge; then the folio is detached.
 const HOLDS_WAIT: Duration = Duration::from_millis(20);
 const AGAIN: Duration = Duration::from_micros(50);
 const PINS_AGAIN: Duration = Duration::from_millis(1);
@@ -137,7 +137,7 @@ pub struct Truncation<'c> {
 }
 
 impl<'c> Truncation<'c> {
-    /// Nothing is done yet.
+    /// A change of a range of `mapping`, not begun yet.
     pub fn of(filemap: &'c Arc<Filemap>, mapping: &'c Arc<Mapping>) -> Self {
         Self { filemap, mapping, opening: None }
     }

@@ -114,7 +114,7 @@ impl<'r> Reader<'r> {
     pub fn plain(readahead: &'r RankedMutex<Readahead>) -> Self {
         Self::new(readahead, PoolNumber::DEFAULT, None)
     }
-    /// The same, for a caller that need not look at the file again where it ends.
+    /// The reader, for a caller that need not look at the file again where it ends.
     #[must_use]
     pub fn without_size_check(self) -> Self {
         Self { skips_size_check: true, ..self }
@@ -215,7 +215,7 @@ pub struct DropBehindState {
 }
 
 impl DropBehindState {
-    /// Nothing yet, of a handle of `mapping`.
+    /// State of a handle of `mapping` that has read nothing uncached yet.
     pub fn new(filemap: &Arc<Filemap>, mapping: &Arc<Mapping>, process: ForkGuard) -> Arc<Self> {
         let lag = (filemap.pages_max() / 64).clamp(LAG_PAGES_MIN, LAG_PAGES_MAX);
         let behind = Arc::new(Self {

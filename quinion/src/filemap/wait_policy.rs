@@ -7,14 +7,14 @@ use crate::sync::LockWait;
 /// The I/O and the waits that a read may use to get bytes that are not cached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum WaitPolicy {
-    /// It waits for everything it needs.
+    /// The read waits for everything it needs.
     #[default]
     Wait,
     /// For futures: starts the fills it can and waits only for locks, whose holders wait for no device or memory.
     Start,
     /// Starts the fills it can and waits for no device, no memory and no lock.
     Now,
-    /// It takes cached pages and starts nothing.
+    /// The read takes cached pages and starts nothing.
     CacheOnly,
 }
 

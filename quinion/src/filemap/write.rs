@@ -156,11 +156,11 @@ struct WriteCall<'c> {
 /// The next step of a call that finds too much dirty on its way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum OnDirty {
-    /// It is throttled again, with no lock.
+    /// The call is throttled again, with no lock.
     Release,
-    /// It is throttled under its lock, because its bytes follow each other in the file.
+    /// The call is throttled under its lock, because its bytes follow each other in the file.
     Keep,
-    /// It goes on: all that it writes is dirty for good.
+    /// The call goes on: all that it writes is dirty for good.
     GoOn,
 }
 

@@ -87,7 +87,7 @@ impl Account {
     }
 }
 
-/// So many pages of a pool, for folios that will be listed. Unused ones go back.
+/// Pages charged to a pool, for folios that will be listed. Unused ones go back.
 #[derive(Debug)]
 pub struct Charge<'a> {
     pub(super) lists: &'a Lists,

@@ -81,14 +81,14 @@ pub struct ListReservation<'a> {
 }
 
 impl<'a> ListReservation<'a> {
-    /// The same reservation, with a charge for the folios listed by it.
+    /// Sets the charge for the folios that the reservation lists.
     #[must_use]
     #[inline]
     pub fn with_charge(mut self, charge: Charge<'a>) -> Self {
         self.charge = charge;
         self
     }
-    /// The same reservation, for folios of which so many pages came back soon.
+    /// Sets how many pages of the folios to be listed came back soon.
     #[must_use]
     #[inline]
     pub fn with_returned_soon(mut self, pages: u64) -> Self {

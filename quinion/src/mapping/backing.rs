@@ -21,7 +21,7 @@ use crate::units::{Order, PoolNumber};
 #[derive(Debug)]
 pub enum Backing {
     File,
-    /// Nothing but its own pages: a memory file.
+    /// No store but the mapping's own pages: a memory file.
     Memory(MemoryBacking),
     /// A file whose pages have fixed places in a guest's memory.
     Guest(Arc<GuestExtents>),

@@ -57,7 +57,7 @@ pub struct ReadBatch<'a> {
 /// Why a batch ends where it does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BatchEnd {
-    /// Nothing of the range is left: the folio that covers its last index is in. Also of an empty range.
+    /// The folio that covers the last index is in, or the range is empty.
     Covered,
     /// No folio was found at the next index: a hole, a shadow, or one that kept changing. A hint.
     Absent,
@@ -78,14 +78,14 @@ pub enum BatchEnd {
 pub enum StopRule {
     /// A folio that is not ready, and one with the marker: for readers.
     NotReadyOrMarked,
-    /// Nothing: folios are taken as they stand.
+    /// No condition: folios are taken as they stand.
     Nothing,
 }
 
 /// The step after the folio that covers the last index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LastFolioRule {
-    /// Nothing.
+    /// No step: no slot behind the last folio is read.
     Stop,
     /// One more slot is read and not used; for measurements of its cost.
     LookPast,
@@ -126,7 +126,7 @@ impl<'a> ReadBatch<'a> {
     pub fn is_empty(&self) -> bool {
         self.folios.is_empty()
     }
-    /// Its folios, in the order of their indices.
+    /// The batch's folios, in the order of their indices.
     pub fn iter(&self) -> impl Iterator<Item = &HeldFolio<'a>> {
         self.folios.iter()
     }
@@ -189,7 +189,7 @@ impl Mapping {
         self.gather(&self.arena().view().grown(), index, last, batch, BatchRules::CONTIG)
     }
 
-    /// Both of them by rules of the caller's, with an allocator of nodes that sees every slot read: for tests.
+    /// Gathers a batch by rules of the caller's, with an allocator of nodes that sees every slot read: for tests.
     ///
     /// # Panics
     /// If `rules.folios_max` is out of its range.

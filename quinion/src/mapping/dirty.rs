@@ -70,7 +70,7 @@ const ENTRIES_BATCH: usize = 64;
 /// The outcome of marking pages dirty.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MarkOutcome {
-    /// They are dirty; so many of them were not before.
+    /// The pages are dirty; `newly` of them were not before.
     Done {
         /// Pages.
         newly: u32,
@@ -122,7 +122,7 @@ pub enum TakeEnd {
 pub enum WritebackOutcome {
     /// The file has the bytes.
     Written,
-    /// It does not, or not surely: the pages are dirty again.
+    /// The file does not have the bytes, or not surely: the pages are dirty again.
     Failed,
 }
 

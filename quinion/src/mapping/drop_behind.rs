@@ -54,7 +54,7 @@ pub const BEHIND_FOLIOS_MAX: usize = 512;
 pub enum DropReason {
     /// A reader has read it and moved on.
     Passed,
-    /// Its write-back has ended.
+    /// Write-back of the range has ended.
     Written,
     /// No reader will return to it: its stream has ended, or continues elsewhere.
     LeftOver,

@@ -33,14 +33,14 @@ const FREE_BATCH: usize = 256;
 /// The entry that an eviction leaves in the folio's place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Replacement {
-    /// Nothing: its nodes go with it, if they hold nothing else.
+    /// No entry: the folio's nodes go with it, if they hold nothing else.
     Nothing,
     /// One shadow of the folio's order, with this payload of 25 bits. It needs no node that is not there.
     Shadow(u32),
 }
 
 impl Mapping {
-    /// Its pages, if no reader has used the folio, else 0. It has been retired, under the tree lock.
+    /// Pages of a folio retired under the tree lock, if no reader has used it and it lacks `DROPBEHIND`; else 0.
     pub(super) fn take_unread(&self, frame: Frame, order: Order) -> u64 {
         let byte = self.view().referenced(frame).expect("a frame of ours");
         if !referenced::is_unread(byte.load(Ordering::Relaxed)) {

@@ -75,7 +75,7 @@ const ROUNDS_MAX: u32 = 1000;
 /// The grab's treatment of a folio that another thread has locked.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum OnLocked {
-    /// It is waited for.
+    /// The grab waits for the folio.
     #[default]
     Wait,
     /// The grab ends before it.
@@ -144,13 +144,13 @@ pub enum GrabStep {
     Inserted,
 }
 
-/// Is called between the steps.
+/// Callback between the steps of a grab.
 pub type GrabObserver<'w> = &'w mut dyn FnMut(GrabStep);
 
 /// Whether a source may wait for memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MemoryWait {
-    /// Nothing is locked: it may.
+    /// The caller has no folio locked: the source may wait.
     Wait,
     /// The caller has folios locked: it takes frames that are free, or can be made so at once.
     Hurry,
@@ -161,7 +161,7 @@ pub enum MemoryWait {
 pub enum GapFrames {
     /// Frames, in the order of the gaps: for a prefix of them, if there are no more.
     Runs(Vec<FillRun>),
-    /// Nothing just now, but things have changed: it is worth looking for the gaps anew.
+    /// No frames just now, but things have changed: it is worth looking for the gaps anew.
     LookAgain,
 }
 
@@ -203,7 +203,7 @@ pub struct Committed {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum UntouchedFolios {
     Remove,
-    /// They stay, with zeros.
+    /// Untouched new folios stay, without bytes, and read as zeros.
     Keep,
 }
 

@@ -328,7 +328,7 @@ pub(super) struct Insertion<'i> {
     pub shape: FolioShape,
     pub locks: LockWait,
     pub consumed: ShadowObserver<'i>,
-    /// Is told of each part of a run, under the hold in which it went in.
+    /// Called for each part of a run, under the hold in which the part went in.
     pub inserted: InsertObserver<'i>,
     /// Called between two holds of the lock.
     pub gap: &'i mut dyn FnMut(),

@@ -55,7 +55,7 @@ const LOOKED_AT_MAX: usize = 4096;
 pub enum MemoryEntry {
     /// A folio.
     Folio,
-    /// Nothing, from this page on up to that one.
+    /// No entry, from the requested page on up to `end`.
     Hole {
         /// The first page behind the hole, or the end of the range asked for.
         end: PageIndex,
@@ -76,7 +76,7 @@ pub enum MemoryEntry {
 pub struct NewMemoryMapping<'a> {
     /// The arena its record, its nodes and its folios are in.
     pub arena: &'a Arc<Arena>,
-    /// Its number, which no other mapping has.
+    /// The mapping's number, which no other mapping has.
     pub id: MappingId,
     /// The largest folio that writers make.
     pub folio_order_max: Order,
@@ -151,7 +151,7 @@ pub enum SeekTarget {
 
 enum SeekResult {
     Found(PageIndex),
-    /// Nothing before this page.
+    /// No target before this page.
     Not(PageIndex),
 }
 

@@ -15,19 +15,19 @@ use crate::xarray::{RangeStop, Value};
 
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum InsertPurpose {
-    /// They are read: the shadows they take the place of are reported.
+    /// The pages are read: the shadows that they replace are reported.
     #[default]
     Read,
-    /// They are overwritten: the shadows are removed and not reported.
+    /// The pages are overwritten: the shadows are removed and not reported.
     Write,
 }
 
 /// A folio that is to be inserted: a run of frames that the caller owns alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NewFolio {
-    /// Its first page; a multiple of its length.
+    /// First page of the folio; a multiple of its length.
     pub index: PageIndex,
-    /// Its first frame; a multiple of its length.
+    /// First frame of the folio; a multiple of its length.
     pub frame: Frame,
     /// log2 of its length in pages, 0 to 9.
     pub order: Order,
@@ -36,7 +36,7 @@ pub struct NewFolio {
 /// The outcome of inserting one folio.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AddedFolio {
-    /// It is in the tree: locked, not up to date, with its fill's hold.
+    /// The folio is in the tree: locked, not up to date, with its fill's hold.
     Added {
         /// The shadow it took the place of, that at its highest index; none for a [`InsertPurpose::Write`].
         shadow: Option<Value>,

@@ -62,7 +62,7 @@ pub struct Mapping {
 pub struct NewMapping<'a> {
     /// The arena its record, its nodes and its folios are in.
     pub arena: &'a Arc<Arena>,
-    /// Its number, which no other mapping has.
+    /// The mapping's number, which no other mapping has.
     pub id: MappingId,
     /// The backend that its pages are read from.
     pub backend: Arc<dyn Backend>,
@@ -102,20 +102,20 @@ impl Mapping {
         })
     }
 
-    /// The same mapping, before it has folios, with that behind its pages.
+    /// Sets the backing of the pages, before the mapping has folios.
     pub(super) fn backed(mut self, backing: Backing) -> Self {
         self.backing = backing;
         self
     }
 
-    /// The same mapping, which counts in `counters` the pages that were fetched ahead, and those that leave unused.
+    /// Makes the mapping count in `counters` the pages that were fetched ahead, and those that leave unused.
     #[must_use]
     pub fn with_counters(mut self, counters: &Arc<Counters>) -> Self {
         self.counters = Some(Arc::clone(counters));
         self
     }
 
-    /// The same mapping, which counts its dirty pages in `totals` as well, with those of the cache's other mappings.
+    /// Makes the mapping count its dirty pages in `totals` as well, with those of the cache's other mappings.
     #[must_use]
     pub fn with_dirty_pages(mut self, totals: &Arc<DirtyPages>) -> Self {
         assert_eq!(
@@ -127,7 +127,7 @@ impl Mapping {
         self
     }
 
-    /// The same mapping, some steps of whose index `hooks` takes over. Without this call none are.
+    /// Lets `hooks` take over some steps of the mapping's index. Without this call none are taken over.
     #[must_use]
     pub fn with_hooks(mut self, hooks: Option<&'static dyn IndexHooks>) -> Self {
         self.index.hooks = hooks;
@@ -142,14 +142,14 @@ impl Mapping {
         }
     }
 
-    /// The same mapping, its nodes that only remember listed in `shadow_nodes`; else it has a list of its own.
+    /// Lists the mapping's nodes that only remember in `shadow_nodes`; else the mapping has a list of its own.
     #[must_use]
     pub fn with_shadow_nodes(mut self, shadow_nodes: &Arc<ShadowNodes>) -> Self {
         self.index.set_shadow_nodes(shadow_nodes);
         self
     }
 
-    /// The same mapping, whose folios stand in rings of `lists`; without this call they are not reclaimed.
+    /// Puts the mapping's folios into the rings of `lists`; without this call they are not reclaimed.
     #[must_use]
     pub fn with_lists(mut self, lists: &Arc<Lists>) -> Self {
         assert!(self.backing.places().is_none(), "what has a place is not evicted");
@@ -157,15 +157,15 @@ impl Mapping {
         self
     }
 
-    /// The same mapping, each page of which has its place in `places`, which is as long: no other frame is ever in the
-    /// tree. Its folios stand in no ring, so reclaim never evicts them.
+    /// Gives each page of the mapping its place in `places`, which is as long: no other frame is ever in the tree. The
+    /// folios stand in no ring, so reclaim never evicts them.
     #[must_use]
     pub fn with_places(self, places: Arc<GuestExtents>) -> Self {
         assert!(self.lists.is_none(), "what has a place is not evicted");
         self.backed(Backing::Guest(places))
     }
 
-    /// Its folios by their pages, for look-ups that take no lock.
+    /// The mapping's folios by their pages, for look-ups that take no lock.
     #[inline]
     pub fn index(&self) -> &FolioIndex {
         &self.index

@@ -34,7 +34,7 @@ pub struct PageRanges {
 }
 
 impl PageRanges {
-    /// None.
+    /// An empty set.
     pub const fn new() -> Self {
         Self { ranges: BTreeMap::new() }
     }
@@ -49,7 +49,7 @@ impl PageRanges {
         self.ranges.iter().map(|(start, end)| end - start).sum()
     }
 
-    /// Its ranges, in rising order.
+    /// The ranges, in rising order.
     pub fn iter(&self) -> impl Iterator<Item = Range<PageIndex>> + '_ {
         self.ranges.iter().map(|(&start, &end)| PageIndex(start)..PageIndex(end))
     }

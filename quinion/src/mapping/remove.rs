@@ -43,7 +43,7 @@ const LOOKED_AT_MAX: usize = 4096;
 /// Which folios of a range go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RemoveFilter {
-    /// All of them: their bytes are no longer wanted.
+    /// All folios: their bytes are no longer wanted.
     All,
     /// Folios whose bytes the file has: neither dirty nor under write-back.
     Clean,
@@ -61,9 +61,9 @@ pub struct Removed {
 /// A fill or a flush in flight, or where none was found.
 #[derive(Debug)]
 pub enum InFlight<'m> {
-    /// This folio, which is held.
+    /// A folio in flight, which is held.
     Folio(HeldFolio<'m>),
-    /// None before this page: go on there.
+    /// No folio in flight before this page: go on there.
     None(PageIndex),
 }
 

@@ -30,24 +30,24 @@ const ENTRIES_MAX: usize = 256;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum PageState {
-    /// It is there to be read.
+    /// The page can be read.
     Cached,
-    /// It is on its way: a reader waits for it. (Some pages of a large folio may be readable already.)
+    /// The page is being fetched: a read of it waits. (Some pages of a large folio may be readable already.)
     Filling,
-    /// It is not there, but that it was evicted is remembered.
+    /// The page is not cached, but its eviction is remembered.
     Remembered,
-    /// It is not there.
+    /// The page is not cached.
     Absent,
 }
 
 /// Pages that follow each other and are in one state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StateRange {
-    /// The first of them.
+    /// The first of the pages.
     pub first: PageIndex,
-    /// How many they are; at least 1.
+    /// How many pages they are; at least 1.
     pub pages: u64,
-    /// Their state.
+    /// The state of all these pages.
     pub state: PageState,
 }
 
@@ -74,7 +74,7 @@ pub struct StateRanges<'m> {
 }
 
 impl StateRanges<'_> {
-    /// It may go on in the one after it.
+    /// The next stretch found under one hold of the lock. It may go on in the one after it.
     fn piece(&mut self) -> Option<StateRange> {
         if self.gathered.as_slice().is_empty() && self.next < self.end {
             let gathered = self.mapping.lock().stretches(self.next, self.end);

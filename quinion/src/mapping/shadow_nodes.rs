@@ -49,7 +49,7 @@ const MAPPING: usize = ALLOCATOR_WORD + 1;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AgeLimit {
     Oldest,
-    /// It is among the oldest 64.
+    /// The node is among the oldest 64.
     Near,
 }
 

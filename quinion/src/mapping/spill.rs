@@ -57,18 +57,18 @@ pub struct SpillOut {
 /// The outcome of spilling a folio out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SpillOutEnd {
-    /// A value stands in its place.
+    /// A value stands in the folio's place.
     Removed,
-    /// It stays: its write failed, or it is held, or was written to.
+    /// The folio stays: its write failed, or it is held, or was written to.
     Stays,
-    /// It had left the tree meanwhile.
+    /// The folio had left the tree meanwhile.
     Left,
 }
 
 /// The outcome of putting folios back in place of their values.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RestoreOutcome {
-    /// They stand there.
+    /// The folios stand in place of the values.
     Done,
     /// One of the values is not there any more, or not as it was: look again. Nothing was changed.
     Changed,

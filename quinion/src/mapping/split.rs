@@ -58,7 +58,7 @@ const PIECES_MAX: usize = Order::MAX.0 as usize + 1;
 /// The result of a request that no folio reaches over an edge.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SplitOutcome {
-    /// None does.
+    /// No folio does.
     Done,
     /// One does, and is held, being filled, under write-back, or in no ring for a moment: try again.
     Busy,
@@ -71,16 +71,16 @@ pub enum SplitOutcome {
 /// The outcome of detaching a folio.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DetachOutcome {
-    /// It is out of the index, and so many of its pages are there as copies.
+    /// The folio is out of the index, and copies of `pages` of its pages are there.
     Done { pages: u32 },
-    /// It is not there any more: look again.
+    /// The folio is not there any more: look again.
     Removed,
-    /// It is locked, being filled or written, or was while the copies were made, and pages without a copy became
+    /// The folio is locked, being filled or written, or was while the copies were made, and pages without a copy became
     /// dirty: wait for that, and try again. Nothing was changed.
     InFlight,
     /// There is no page, or no cell, for the copies. Nothing was changed.
     NoMemory,
-    /// Its pages have their places, and there are no others for copies. Nothing was changed.
+    /// The folio's pages have their places, and there are no others for copies. Nothing was changed.
     NoPlace,
 }
 

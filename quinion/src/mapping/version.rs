@@ -119,7 +119,7 @@ impl Mapping {
         self.writeback().note_look(look.flushes);
     }
 
-    /// Others may have changed the file, which no look will show: its clean pages go at the next look.
+    /// Other processes may have changed the file, which no look will show: its clean pages go at the next look.
     pub fn note_unknown_change(&self) {
         self.own_changes().is_changed_externally = true;
     }

@@ -100,9 +100,9 @@ pub struct BegunSync<'r> {
 /// The outcome of a flush.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FlushResult {
-    /// So many of its pages are in the file, from its first on, as [`WritebackState::valid_pages`] said.
+    /// Pages of the flush that are in the file, from its first on, as [`WritebackState::valid_pages`] said.
     pub written: u32,
-    /// Why the others are not; `None` if all are, or a sync has failed meanwhile.
+    /// Why its other pages are not; `None` if all are, or a sync has failed meanwhile.
     pub errno: Option<i32>,
 }
 
@@ -124,11 +124,11 @@ struct FlushAccount {
     ended: u64,
     /// When a flush ended last.
     ended_at: Millis,
-    /// So many flushes had begun, and ended, when the file was looked at last after one.
+    /// How many flushes had begun, and ended, when the file was looked at last after one.
     looked: u64,
     /// Flushes below this number were under way when a sync failed.
     tainted: u64,
-    /// How many of these have ended well, and did not count.
+    /// How many of the tainted flushes have ended well, and did not count.
     voided: u64,
     unsynced: PageRanges,
     /// How often the file was cut or punched, and how many of these times a sync of the whole file has followed.
@@ -186,7 +186,7 @@ struct WritebackPass {
     number: u64,
     at: u64,
     began: Option<Millis>,
-    /// So many passes are asked for, this one among them.
+    /// How many passes are asked for, this one among them.
     asked: u8,
 }
 
@@ -194,9 +194,9 @@ struct WritebackPass {
 struct Syncs {
     begun: u64,
     is_under_way: bool,
-    /// So many cuts were before the one under way.
+    /// How many cuts were before the sync under way.
     cuts_before: u64,
-    /// The last that went well: its number, its kind, and its pages.
+    /// The last sync that went well: its number, its kind, and its pages.
     done: Option<(u64, SyncKind, Range<u64>)>,
 }
 
@@ -263,7 +263,7 @@ impl WritebackState {
         !self.is_looked_at_elsewhere.swap(true, Ordering::Relaxed)
     }
 
-    /// It does so no more.
+    /// The thread of [`WritebackState::begin_look_elsewhere`] looks no more.
     pub fn end_look_elsewhere(&self) {
         self.is_looked_at_elsewhere.store(false, Ordering::Relaxed);
     }
@@ -357,21 +357,21 @@ impl WritebackState {
         (account.next == account.ended).then_some(account.next)
     }
 
-    /// The same, if the file was not looked at since.
+    /// As [`WritebackState::all_ended`], if the file was not looked at since.
     pub fn not_looked_at(&self) -> Option<u64> {
         self.flushes_to_look_after().map(|(flushes, _)| flushes)
     }
 
-    /// The same, and when the last of them ended.
+    /// As [`WritebackState::not_looked_at`], and when the last of the flushes ended.
     pub(super) fn flushes_to_look_after(&self) -> Option<(u64, Millis)> {
         let account = self.account();
         let is_due = account.next == account.ended && account.looked < account.next;
         is_due.then_some((account.next, account.ended_at))
     }
 
-    /// The same as [`WritebackState::all_ended`], if the file was looked at since, so that all changes by the cache are
-    /// known. The same number before and after a look at the file's attributes says that no flush of the cache has
-    /// changed them meanwhile.
+    /// As [`WritebackState::all_ended`], if the file was looked at since, so that all changes by the cache are known.
+    /// Equal numbers before and after a look at the file's attributes say that no flush of the cache has changed them
+    /// meanwhile.
     pub fn flushes_if_looked_at(&self) -> Option<u64> {
         let account = self.account();
         (account.next == account.looked).then_some(account.next)

@@ -845,7 +845,7 @@ impl<'v> Scanned<'v> {
         Self { frame, descriptor, byte: grown.referenced(frame).expect("a listed frame is grown") }
     }
 
-    /// It leaves a shadow, and names no ring to return to.
+    /// The folio as a victim, which leaves a shadow, and names no ring to return to.
     fn victim(&self) -> Victim {
         let (mapping, index) = (self.descriptor.mapping(), self.descriptor.index());
         let sequence = self.descriptor.word().sequence();
@@ -874,11 +874,11 @@ fn can_go(descriptor: &Descriptor) -> bool {
 }
 
 enum OldestState {
-    /// It cannot go now, whatever is thought of it.
+    /// The folio cannot go now, whatever the policy decides.
     Stuck,
-    /// Its reader is still to come.
+    /// The folio's reader is still to come.
     Spared,
-    /// It can go, and was read this often beyond the first time.
+    /// The folio can go, and was read this often beyond the first time.
     Due(u8),
 }
 

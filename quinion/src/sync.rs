@@ -15,7 +15,7 @@ pub use quinion_view::sync::*;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LockWait {
     Wait,
-    /// It goes without.
+    /// The call goes on without the lock.
     Try,
 }
 

@@ -54,9 +54,9 @@ const _: () = assert!(AGES * 2 == PAYLOADS_MAX, "a standing and an age are a sha
 /// The state of a folio when it was evicted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum EvictedState {
-    /// One of many.
+    /// Evicted as one of many.
     Plain,
-    /// It had come back soon before, and had been kept for that.
+    /// The folio had come back soon before, and had been kept for that.
     WorkingSet,
 }
 
@@ -74,7 +74,7 @@ pub struct ShadowInfo {
 pub enum Refault {
     /// A cache twice as large would have kept it: it belongs to the working set.
     Recent,
-    /// It was away too long to tell it from a new one.
+    /// The page was away too long to tell it from a new one.
     Old,
 }
 

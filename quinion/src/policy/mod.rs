@@ -58,12 +58,12 @@ pub enum Class {
     Stream = 1,
     /// New: it has not proved that it is read again.
     Probation = 2,
-    /// It was read again, or came back soon.
+    /// Read again, or fetched again soon after its eviction.
     Main = 3,
 }
 
 impl Class {
-    /// All of them, in their order.
+    /// All classes, in their order.
     pub const ALL: [Self; CLASSES] = [Self::Uncached, Self::Stream, Self::Probation, Self::Main];
 }
 
@@ -89,14 +89,14 @@ impl Weights {
         self.of(class) > 0
     }
 
-    /// The same, as if there were one ring alone.
+    /// The weights as if the ring of `class` were alone.
     pub fn only(&self, class: Class) -> Self {
         let mut only = Self::default();
         only.pages[class as usize] = self.of(class);
         only
     }
 
-    /// The same, as if there were no streams.
+    /// The weights as if there were no streams.
     fn without_streams(mut self) -> Self {
         self.pages[Class::Stream as usize] = 0;
         self
@@ -136,12 +136,12 @@ pub struct ArrivingFolio {
 /// The decision about a folio.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PolicyVerdict {
-    /// It leaves.
+    /// The folio leaves the cache.
     Evict {
         /// Whether it leaves a shadow.
         remember: bool,
     },
-    /// It joins the young end of a ring.
+    /// The folio joins the young end of a ring.
     Keep {
         /// The class of that ring.
         class: Class,

@@ -172,7 +172,7 @@ impl S3Fifo {
         false
     }
 
-    /// It leaves a shadow: an early return shows that it should have stayed.
+    /// Evicts a folio that leaves a shadow: an early return shows that it should have stayed.
     fn evict_remembered(&mut self, pages: u32) -> PolicyVerdict {
         self.rotation.pass(u64::from(pages));
         PolicyVerdict::Evict { remember: true }

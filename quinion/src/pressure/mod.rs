@@ -45,13 +45,13 @@ pub struct Pressure {
 }
 
 impl Pressure {
-    /// It shrinks to `memory_min` bytes at the least (and never below what a cache needs), and back when there is room.
+    /// Shrinks a cache to `memory_min` bytes at the least (and never below what it needs), and back when there is room.
     #[must_use]
     pub fn shrink_to(memory_min: u64) -> Self {
         Self { memory_min, source: None }
     }
 
-    /// It looks at these files, instead of those of this process's control groups and of the machine: for tests.
+    /// Looks at the files of `source`, not at those of this process's control groups and of the machine: for tests.
     #[doc(hidden)]
     #[must_use]
     pub fn with_source(mut self, source: PressureSource) -> Self {

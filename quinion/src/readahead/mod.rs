@@ -50,22 +50,22 @@ use kernel_like::KernelLike;
 use streams::Streams;
 use window::{WindowLimits, WindowRequest};
 
-/// So many windows in a row without trouble make the largest window grow again.
+/// After so many windows in a row without trouble the largest window grows again.
 const CALM_WINDOWS: u32 = 16;
 
 /// A user's hint about a handle's reads to come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Hint {
-    /// Nothing: readahead sees for itself.
+    /// No hint: readahead sees for itself.
     #[default]
     Normal,
-    /// They go forward: windows from the first read on, and twice as large.
+    /// Reads go forward: windows from the first read on, and twice as large.
     Sequential,
-    /// They go anywhere: exactly the requested pages are read.
+    /// Reads go anywhere: exactly the requested pages are read.
     Random,
-    /// They come once: as [`Hint::Normal`], but forward windows are taken for a stream's from the first on, and
-    /// such a stream's own passed pages make room for it, before other streams' do.
+    /// Reads come once: as [`Hint::Normal`], but forward windows are taken for a stream's from the first on, and such a
+    /// stream's own passed pages make room for it, before other streams' do.
     NoReuse,
 }
 
@@ -73,7 +73,7 @@ pub enum Hint {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum AccessPattern {
-    /// Nothing in particular.
+    /// No particular pattern.
     Random,
     /// Forward, page after page.
     Sequential,

@@ -17,9 +17,9 @@ use crate::units::PageIndex;
 use super::window::ReadRequest;
 
 pub(super) const RECENT_MAX: usize = 16;
-/// Among so many of the newest a distance is looked for: more, and steps are seen where there are none.
+/// How many of the newest requests are looked at for a distance: with more, steps are seen where there are none.
 const DISTANCE_LOOKS: usize = 4;
-/// So many further distances equal to the first make a strided stream: where the requests follow each other, and where
+/// Further distances equal to the first that make a strided stream: where the requests follow each other, and where
 /// others lie between them. (Random requests may lie at equal distances by the half dozen.)
 const REPEATS_MIN: u8 = 2;
 const REPEATS_APART_MIN: u8 = 6;
@@ -38,24 +38,24 @@ struct Request {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum DetectedPattern {
-    /// It begins where another ended; the first of those that touch began at this page.
+    /// The request begins where another ended; the first of those that touch began at this page.
     Forward(PageIndex),
     Backward,
-    /// It lies as far from another as that did from a third, and so on.
+    /// The request lies as far from another as that did from a third, and so on.
     Strided(i64),
     None,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum StrideMatch {
-    /// It lies as far from an earlier request as that one lies from the request before it.
+    /// The request lies as far from an earlier one as that one lies from the request before it.
     InStep {
-        /// The place of that one among the newest, 0 for the very last.
+        /// The place of the earlier request among the newest, 0 for the very last.
         age: usize,
         distance: i64,
         repeats: u8,
     },
-    /// In no step: so many pages from the nearest; 0 if there is none.
+    /// The request is in no step: pages from the nearest request; 0 if there is none.
     None(i64),
 }
 
@@ -177,7 +177,7 @@ impl RecentRequests {
 }
 
 impl Request {
-    /// It touches nothing that can be asked for.
+    /// A request that touches no page that can be asked for.
     const NONE: Self = {
         let nowhere = PageIndex(u64::MAX);
         Self { first: nowhere, end: nowhere, distance: 0, repeats: 0, links: 0, origin: nowhere }

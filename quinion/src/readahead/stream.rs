@@ -192,7 +192,7 @@ impl Stream {
         (pages % distance == 0 && near).then_some(pages / distance)
     }
 
-    /// Its reader missed a page: the windows, of which the first begins there.
+    /// The windows after the stream's reader missed a page, at which the first of them begins.
     pub fn after_miss(&mut self, access: &WindowRequest<'_>) -> Windows {
         let WindowRequest { limits, asked, .. } = *access;
         if self.is_complete() {
@@ -213,7 +213,7 @@ impl Stream {
         windows
     }
 
-    /// Its reader met the marker: the windows that come next, none of them asked for.
+    /// The windows that come next after the stream's reader met the marker, none of them asked for.
     pub fn after_marker(&mut self, access: &WindowRequest<'_>) -> Windows {
         let WindowRequest { limits, asked, .. } = *access;
         self.marker = None;
@@ -257,7 +257,7 @@ impl Stream {
         self.move_to(at);
     }
 
-    /// Nothing could be fetched for the miss at `index`: the stream is where it was.
+    /// No page could be fetched for the miss at `index`: the stream is where it was.
     pub fn refuse(&mut self, index: PageIndex) {
         if self.way == Direction::Forward && self.seen == index {
             self.marker = None;

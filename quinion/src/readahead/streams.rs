@@ -136,7 +136,7 @@ impl Streams {
         self.on_foreign_marker(access)
     }
 
-    /// Nothing could be fetched for the miss at `index`.
+    /// No page could be fetched for the miss at `index`.
     pub fn on_refused(&mut self, index: PageIndex) {
         self.table.iter_mut().flatten().for_each(|stream| stream.refuse(index));
     }

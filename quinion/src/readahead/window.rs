@@ -99,7 +99,7 @@ impl Windows {
         self.iter_mut().for_each(|window| window.stream = stream);
     }
 
-    /// They are for a request of `wanted`.
+    /// Notes that the windows are for a request of `wanted`.
     pub fn want(&mut self, wanted: Range<PageIndex>) {
         self.wanted = (wanted.start, wanted.end);
     }
@@ -165,7 +165,7 @@ impl ReadRequest {
         self.index.plus(u64::from(self.pages))
     }
 
-    /// The same, but nothing past the file's end, and at least one page.
+    /// The request without pages past the file's end, but of one page at least.
     pub(super) fn clamped(self) -> Self {
         let left = self.file_pages.saturating_sub(self.index.0).max(1);
         Self { pages: u64::from(self.pages.max(1)).min(left) as u32, ..self }

@@ -44,7 +44,7 @@ pub(super) struct PoolState {
     pub inserted: AtomicU64,
     pub evicted: AtomicU64,
     pub refaulted: AtomicU64,
-    /// Its fills: those that have ended in the high half, which wraps, and those under way in the low one.
+    /// Fills for the pool: those that have ended in the high half, which wraps, and those under way in the low one.
     fills: AtomicU64,
     /// How often a scan met a folio that a thread has for a moment.
     in_use: AtomicU64,
@@ -195,7 +195,7 @@ impl Reclaim {
         let fills = self.state(pool).fills.load(Ordering::Relaxed);
         (fills % FILL_ENDED, fills / FILL_ENDED)
     }
-    /// The same of all pools together.
+    /// As [`Reclaim::fills`], of all pools together.
     pub fn all_fills(&self) -> (u64, u64) {
         let pools = (0..POOLS_MAX as u8).map(|pool| self.fills(PoolNumber(pool)));
         pools.fold((0, 0), |(in_flight, ended), (more, further)| (in_flight + more, ended + further))

@@ -31,7 +31,7 @@ use crate::mapping::Mapping;
 
 /// From one look to the next at first.
 const SOON: Duration = Duration::from_millis(1);
-/// The same, when no file has gone for long.
+/// From one look to the next, when no file has gone for long.
 const LATER: Duration = Duration::from_millis(64);
 
 #[derive(Debug)]

@@ -38,7 +38,7 @@ use super::{Shmem, Target};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum ReadStep {
-    /// So many bytes were read; 0: look again.
+    /// How many bytes were read; 0: look again.
     Read(usize),
     /// No folio was found, and it takes the lock to say more.
     Absent,

@@ -44,7 +44,7 @@ impl Stage {
         Self::with(pages, (arena, Arc::new(WaitQueue::new()), None))
     }
 
-    /// The same, of a cache with a spill file that holds back its writes until a thread waits for them.
+    /// A stage of a cache with a spill file that holds back its writes until a thread waits for them.
     fn that_spills(pages: u64) -> (Self, Arc<Spill>) {
         let arena = Arc::new(Arena::build(ArenaOptions { memory: 32 << 20 }).unwrap());
         let (disk, wait_queue) = (Arc::new(MemoryFile::new(Vec::new())), Arc::new(WaitQueue::new()));

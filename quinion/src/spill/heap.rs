@@ -60,7 +60,7 @@ impl HeapQueue {
     }
 }
 
-/// So many bytes of the heap are this reader's, or are to be.
+/// A reader's turn: so many bytes of the heap are the reader's, or are to be.
 #[derive(Debug)]
 pub struct HeapTurn<'s> {
     spill: &'s Spill,

@@ -69,8 +69,8 @@ const NAMES_MAX: u32 = 100;
 pub struct SpillOptions {
     /// A folder, in which the file has no name; or the path of a file that is not there yet, and is removed once made.
     pub path: PathBuf,
-    /// Its size at most, in bytes; 4096 to 128 GiB, rounded down to pages. It takes space where it is written, and
-    /// keeps it to write there again.
+    /// The file's largest size in bytes, 4096 to 128 GiB, rounded down to pages. The file takes space where it is
+    /// written, and keeps it to write there again.
     pub bytes_max: u64,
     /// Whether folios of more than a page are made smaller first. Costs a core the time to pack each, and some
     /// memory of the heap; folios so small come back whole.
@@ -82,7 +82,7 @@ impl SpillOptions {
     pub fn new(path: impl Into<PathBuf>, bytes_max: u64) -> Self {
         Self { path: path.into(), bytes_max, compress: false }
     }
-    /// The same, compressed or not.
+    /// Sets whether folios of more than a page are made smaller first.
     #[must_use]
     pub fn compress(mut self, compress: bool) -> Self {
         self.compress = compress;
@@ -104,7 +104,7 @@ pub enum SpillRefused {
         #[source]
         source: io::Error,
     },
-    /// It would be too small, or too large.
+    /// The file would be too small, or too large.
     #[error(
         "a spill file of {bytes} bytes was asked for, and it can have 4096 to {max}: give it a size between these",
         max = BYTES_MAX
@@ -152,7 +152,7 @@ pub struct SpillStats {
     pub pages: u64,
     /// Bytes of the file that they take now. With `pages` it gives the gain of compression.
     pub bytes: u64,
-    /// Its size at most.
+    /// The file's largest size in bytes.
     pub bytes_max: u64,
     /// Folios that could not be written.
     pub write_errors: u64,
@@ -300,7 +300,7 @@ impl Spill {
         self.has_capacity_beside(order, 0)
     }
 
-    /// The same, beside so many pages that are about to be handed over.
+    /// As [`Spill::has_capacity`], beside `others` pages that are about to be handed over.
     pub fn has_capacity_beside(&self, order: Order, others: u64) -> bool {
         let (pages, in_flight) = (order.pages(), self.in_flight.load(Ordering::Relaxed) + others);
         let may_begin = in_flight == 0 || in_flight + u64::from(pages) <= self.in_flight_max();
@@ -315,7 +315,7 @@ impl Spill {
         }
     }
 
-    /// Its counts and sizes.
+    /// Counts and sizes of the spill file.
     pub fn stats(&self) -> SpillStats {
         let (slots, taken) = {
             let store = self.store();
@@ -353,7 +353,7 @@ impl Spill {
         self.spilled_in.fetch_add(pages, Ordering::Relaxed);
     }
 
-    /// So many pages were read where they are, and the values that stand for them stood to the end.
+    /// Notes that `pages` pages were read where they are, and that the values that stand for them stood to the end.
     pub fn note_read(&self, pages: u64) {
         self.read.fetch_add(pages, Ordering::Relaxed);
     }
@@ -475,10 +475,10 @@ impl Store {
 pub struct SharedSlots<'s> {
     spill: &'s Spill,
     value: Value,
-    /// Of the folio.
+    /// Pages of the folio, counted from its first.
     pages: Range<u32>,
     slots: Range<u32>,
-    /// 0: it is plain, and each page has a slot.
+    /// 0: the folio is plain, and each page has a slot.
     packed_bytes: usize,
 }
 

@@ -52,7 +52,7 @@ fn clear(words: &mut [u64], slot: u32) {
 }
 
 impl Slots {
-    /// So many slots, all free.
+    /// A file of `slots` slots, all free.
     pub fn new(slots: u32) -> Self {
         let words = || vec![0; slots.div_ceil(64) as usize];
         let (reading, condemned_words) = (words(), words());

@@ -30,10 +30,10 @@ use crate::xarray::Value;
 use super::pack::{SLOT_BYTES, checksum, pack, unpack};
 use super::{SharedSlots, SlotRecord, Spill, Store};
 
-/// Is told the outcome for a folio that was sent out.
+/// The receiver of the outcome for a folio that was sent out.
 pub trait SpillSink: Send + Sync {
-    /// It is there, and `value` says where; or it is not, and has no slots. Called once for each folio, on any thread,
-    /// with no lock held. (Pages that are in flight count until this has returned.)
+    /// The folio is in the file, and `value` says where; or it is not, and has no slots. Called once for each folio, on
+    /// any thread, with no lock held. (Pages that are in flight count until this has returned.)
     fn spill_completed(&self, outcome: io::Result<Value>);
 }
 

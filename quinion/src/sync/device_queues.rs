@@ -109,7 +109,7 @@ mod tests {
         Push(u64),
         TakeBack(u64),
         Begin,
-        /// Of what is under way, by number.
+        /// Ends a piece of the work under way, by number.
         End(usize),
     }
 

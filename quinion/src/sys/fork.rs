@@ -21,7 +21,7 @@ pub struct ForkGuard {
 }
 
 impl ForkGuard {
-    /// This process.
+    /// A guard that names this process.
     pub fn new() -> Self {
         HANDLER.call_once(|| {
             // SAFETY: the handler is a function of this program that does one atomic addition. If it cannot be

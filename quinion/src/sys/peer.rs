@@ -24,12 +24,12 @@ pub struct ProcessName {
 }
 
 impl ProcessName {
-    /// That of the process `number`, of which this is a descriptor.
+    /// The name of the process `number`, of which `process` is a descriptor.
     pub fn of(number: u32, process: impl AsFd) -> Self {
         Self { number, inode: fstat(process).map_or(0, |stat| stat.st_ino) }
     }
 
-    /// That of the process that connected; of process 0 if that is not known.
+    /// The name of the process that connected; of process 0 if that is not known.
     pub fn of_peer(socket: BorrowedFd<'_>) -> Self {
         let number = process(socket).unwrap_or(0) as u32;
         descriptor(socket).map_or(Self { number, inode: 0 }, |process| Self::of(number, process))

@@ -42,9 +42,9 @@ pub struct Gate {
 /// Whether a call waits for a completion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CompletionWait {
-    /// It does not.
+    /// The call does not wait.
     NotAwaited,
-    /// It returns when one is there, or, on Linux 5.11 and newer, after so long; a signal may end the wait early.
+    /// The call returns when a completion is there, or, from Linux 5.11 on, after so long; a signal may end it early.
     AwaitedFor(Duration),
 }
 
@@ -111,7 +111,7 @@ pub struct Entries {
     pub at_a_time: usize,
 }
 
-/// So many entries of one system call go to the device as they are (`IO_PLUG_THRESHOLD` of Linux's io_uring).
+/// Up to so many entries of one system call go to the device one by one (`IO_PLUG_THRESHOLD` of Linux's io_uring).
 pub const SENT_AT_ONCE: usize = 2;
 
 /// The kernel took not all that it was told of, or does not let the caller wait.
@@ -253,7 +253,7 @@ mod tests {
 
     use super::*;
 
-    /// Of nothing that is under way nothing comes.
+    /// With no request under way no completion comes.
     #[test]
     fn a_bounded_wait_for_a_completion_ends() {
         let Ok((_submit, gate, _reap)) = ring(4) else {

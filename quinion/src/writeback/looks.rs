@@ -61,16 +61,16 @@ const MAX: u64 = 1000;
 
 /// The looks of one cache.
 pub(super) struct Looks {
-    /// Its own, so that no call of a future, which may wait for write-back, stands before a look.
+    /// Threads of the looks' own, so that no call of a future, which may wait for write-back, stands before a look.
     before: BlockingThreads,
     after: BlockingThreads,
-    /// Of each device that has some: looks before flushes that another thread makes, or is to make.
+    /// Looks before flushes that another thread makes, or is to make, by device.
     devices: Mutex<BTreeMap<u64, PendingChecks>>,
-    /// How many of them have ended.
+    /// How many of these looks have ended.
     ended: AtomicU64,
     /// Held while a pass goes on after such a look.
     is_closed: RwLock<bool>,
-    /// So many milliseconds after a flush a look at its file still counts.
+    /// The most milliseconds from a flush's end to the end of a look that still counts.
     max: AtomicU64,
 }
 

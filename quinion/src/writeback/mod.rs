@@ -174,11 +174,11 @@ pub struct Writeback {
     awaited: AtomicU64,
     is_awake: AtomicBool,
     pace: Mutex<round::RoundInterval>,
-    /// Those that flushes are under way to, or that failed last.
+    /// Devices that flushes are under way to, or that failed last.
     devices: Mutex<BTreeMap<u64, round::DeviceLoad>>,
     stuck: Mutex<stuck::StuckSnapshot>,
     looks: Looks,
-    /// Its own thread, because its calls may block in a file system.
+    /// A thread of write-back's own, because its calls may block in a file system.
     background: BackgroundThread,
 }
 

@@ -55,7 +55,7 @@ pub struct DirtyLimits {
     pub throttle: u64,
     /// Above this, a wait in vain ends with an error.
     pub ceiling: u64,
-    /// So many may be dirty in all, those of stuck devices among them.
+    /// The most pages that may be dirty in all, those of stuck devices among them.
     pub most: u64,
 }
 
@@ -141,13 +141,13 @@ pub struct WriterState {
 /// The decision for a writer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ThrottleVerdict {
-    /// It goes on.
+    /// The writer goes on.
     Go,
-    /// It waits, and looks again soon.
+    /// The writer waits, and looks again soon.
     Wait,
-    /// It gets its file's error.
+    /// The writer gets its file's error.
     Fail,
-    /// It has waited in vain. It gets the error that too little is written, unless
+    /// The writer has waited in vain. It gets the error that too little is written, unless
     /// [`DirtyLimits::is_held_up_by_others`].
     Stuck,
 }
@@ -358,7 +358,7 @@ mod tests {
         limits: DirtyLimits,
         dirty: Vec<u64>,
         written: u64,
-        /// Of each writer: how many pages were written when it came, and for how many steps it has waited.
+        /// For each writer: how many pages were written when it came, and for how many steps it has waited.
         waits: Vec<(u64, u64)>,
     }
 

@@ -52,7 +52,7 @@ const FIRST_PAGES: u64 = 64;
 const STUCK: Duration = Duration::from_millis(128);
 /// From one round to the next while something is under way.
 const SOON: Duration = Duration::from_millis(1);
-/// The same, when nothing has come of it for long.
+/// From one round to the next, when no flush under way has ended for long.
 const LATER: Duration = Duration::from_millis(64);
 
 #[derive(Debug)]

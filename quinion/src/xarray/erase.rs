@@ -15,27 +15,27 @@ const LOCATED_MAX: usize = 64;
 pub enum ExchangeOutcome {
     /// The expected entry was there; the new one is now.
     Done,
-    /// This was there, and is.
+    /// The entry that was there instead, and stays.
     Found(Entry),
 }
 
 /// The change to make to an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Revision {
-    /// It stays.
+    /// The entry stays.
     Keep,
-    /// Nothing is there any more.
+    /// The entry goes, and none takes its place.
     Erase,
-    /// This value of the same order stands there, without marks.
+    /// A value of the same order takes the entry's place, without marks.
     Replace(Value),
 }
 
 /// The outcome of forgetting a node that held shadows only.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ForgetOutcome {
-    /// Its shadows are gone, and the node is given back.
+    /// The node's shadows are gone, and the node is given back.
     Done,
-    /// It holds something else as well; it is as it was.
+    /// The node holds something else as well; it is as it was.
     Kept,
 }
 

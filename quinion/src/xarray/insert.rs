@@ -27,7 +27,7 @@ use quinion_view::xarray::{ENTRY_ORDER_MAX, Entry, Kind, Root, Value};
 /// The outcome of an insertion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Inserted {
-    /// It is in the tree.
+    /// The folio is in the tree.
     Done {
         /// The shadow it took the place of; of several, the one at the highest index; of one larger than
         /// the folio, the piece that was split off.
@@ -72,7 +72,7 @@ pub enum RangeStop {
 /// The outcome of a store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stored {
-    /// It is in the tree.
+    /// The folio or the value is in the tree.
     Done,
     /// A folio or a spill reaches beyond the range of the store. The tree is unchanged.
     Present(Entry),
@@ -92,7 +92,7 @@ pub struct StoredRange {
 /// The outcome of a split.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Split {
-    /// It is done, or there was no need.
+    /// The split is done, or there was no need.
     Done,
     /// There is nothing to be split: no shadow covers the index, or no folio reaches over the edge.
     Nothing,

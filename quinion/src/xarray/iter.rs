@@ -123,7 +123,7 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
     }
 }
 
-/// It moves to the right or to the left. The tree may change under it, as long as no node on the way down to it goes.
+/// A place that moves right or left in a tree, which may change under it, as long as no node on the way to it goes.
 #[derive(Debug)]
 pub(super) struct Cursor<'a> {
     pub at: SlotRef,

@@ -14,7 +14,7 @@ use super::node::Head;
 use super::tree::{ShadowOnly, Slab};
 use quinion_view::xarray::{Entry, Kind};
 
-/// Some nodes, and behind them the slab they came from. One operation's or one thread's: not shared.
+/// Nodes taken in advance, and behind them the slab they came from. One operation's or one thread's: not shared.
 #[derive(Debug)]
 pub struct Reserve<'s, S: Slab> {
     slab: &'s S,

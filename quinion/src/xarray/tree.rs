@@ -49,9 +49,9 @@ pub trait Slab {
 /// How a node stands to the list of nodes that only remember.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ShadowOnly {
-    /// From now on it holds shadows and nothing else.
+    /// From now on the node holds shadows and nothing else.
     Became,
-    /// It holds something else as well, or nothing.
+    /// The node holds something else as well, or nothing.
     Ceased,
 }
 

@@ -28,7 +28,7 @@ enum Fault {
     Fails,
     IsShort(usize),
     IsDropped,
-    /// It comes after everything that was submitted before the cache was dropped or the next reader waited.
+    /// The request ends after all those that were submitted before the cache was dropped or the next reader waited.
     IsLate,
 }
 

@@ -33,7 +33,7 @@ use quinion_testing::stages::writeback::{ALL, Opened, Stage};
 const PAGE: usize = 4096;
 /// No step takes so long where nothing hangs.
 const BOUND: Duration = Duration::from_secs(10);
-/// So many looks before flushes may be queued for one device.
+/// The most looks before flushes that may be queued for one device.
 const LOOKS_BEFORE_MAX: u64 = 64;
 
 /// A file whose attributes are kept back while it hangs. Its bytes come and go all the same.

@@ -1289,7 +1289,7 @@ fn partial_page_noted_elsewhere() {
     });
 }
 
-/// The same pages of the same file, twice: the first fill fails, and the second brings the other page first.
+/// Two fills of the same pages of one file: the first fails, and the second brings the other page first.
 #[test]
 fn partial_page_twice() {
     explore_bounded(
@@ -1462,7 +1462,7 @@ fn two_writers_of_a_page() {
     );
 }
 
-/// Both find the folio steady, or one of them finds that the other has said so.
+/// The two writers find the folio steady, or one finds that the other has marked it.
 #[test]
 fn two_writers_of_two_pages() {
     explore_bounded(Some(2), &["Accepted([1, 1])", "Accepted([2, 2])", "Changed"], || {

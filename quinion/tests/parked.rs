@@ -200,7 +200,7 @@ impl Backend for WithoutMount {
     }
 }
 
-/// It is open a second longer, and warm for an open meanwhile; then it is forgotten.
+/// The file is open a second longer, and warm for an open meanwhile; then it is forgotten.
 #[test]
 fn a_file_of_a_mount_without_a_number_is_closed_a_second_later() {
     let _alone = alone();
@@ -238,7 +238,7 @@ enum Change {
     Rewrite,
     /// Another file takes its name.
     Replace,
-    /// It is removed, and others are made until one has its inode.
+    /// The file is removed, and others are made until one has its inode.
     Reuse,
     Cut,
 }

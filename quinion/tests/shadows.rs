@@ -251,7 +251,7 @@ enum Op {
     /// The oldest nodes that only remember.
     Forget(u64),
     Invalidate(usize),
-    /// So many pages are cut off or punched.
+    /// Pages that are cut off or punched: the mapping, the first page, and how many.
     Remove(usize, u64, u64),
 }
 
@@ -427,8 +427,8 @@ impl Scan {
     fn until_evicted(&mut self, file: &File) {
         self.until_evicted_reading(file, 1);
     }
-    /// The same for a file that has proved itself and is kept for it: what is read once does not drive that out, what
-    /// is read three times does.
+    /// As `until_evicted`, for a file that has proved itself and is kept for it: pages that are read once do not drive
+    /// it out, pages that are read three times do.
     fn until_driven_out(&mut self, file: &File) {
         self.until_evicted_reading(file, 3);
     }

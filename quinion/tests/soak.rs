@@ -132,7 +132,7 @@ impl Stage {
         }
     }
 
-    /// Some more of the growing file, or the first of it.
+    /// Appends to the growing file, or, when it is long enough, replaces it by a short one.
     fn grow(&self, by: u64) {
         let size = fs::metadata(self.growing()).unwrap().len();
         if size > GROWN_MAX {

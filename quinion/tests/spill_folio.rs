@@ -365,8 +365,8 @@ fn a_part_is_restored_and_the_pages_around_it_stay_spilled() {
     drop(held);
 }
 
-/// Of a value no more is known than its order and its first slot: a later folio that got that slot would have the value
-/// of the one whose part is read.
+/// A value says no more than its order and its first slot: a later folio that got that slot would have the value of the
+/// folio of which a part is read.
 #[test]
 fn a_folio_of_which_a_part_is_read_keeps_all_of_its_slots() {
     let stage = Stage::spilled();

@@ -293,7 +293,7 @@ struct Package {
     /// The folder of its sources.
     root: &'static str,
     known: Ratchet,
-    /// Of a hundred of its lines, so many are comments at most.
+    /// The most lines in a hundred that may be comments.
     comments_max: usize,
 }
 
@@ -523,7 +523,7 @@ fn forbidden_places() -> [String; 4] {
     ["root", "home", "work", "var/tmp"].map(|place| format!("/{place}"))
 }
 
-/// Nothing unfinished and no path of a particular machine is in the repository.
+/// Complains of unfinished work, and of paths of a particular machine.
 fn check_words(source: &Source) -> Vec<Complaint> {
     let mut complaints = Vec::new();
     for (number, line) in source.text.lines().enumerate() {
@@ -618,8 +618,8 @@ const PRIVATE_NAMES: [&str; 74] = [
     "Whom",
 ];
 
-/// Of these, the participles. They are no names of types; a variant may be one, since it is a state of the type that
-/// its enum names: `FillUrgency::Asked`.
+/// Participles among the names above. They are no names of types; a variant may be one, since it is a state of the type
+/// that its enum names: `FillUrgency::Asked`.
 const STATES: [&str; 17] = [
     "Asked", "Bounced", "Called", "Departed", "Judged", "Known", "Looked", "Mended", "Noted", "Seen",
     "Sought", "Summoned", "Taken", "Tidied", "Told", "Wanted", "Watched",

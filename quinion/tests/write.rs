@@ -672,7 +672,7 @@ fn an_open_after_an_external_change_keeps_dirty_pages_and_forgets_the_rest() {
     pair.check();
 }
 
-/// Others change a file of which a page is dirty, with a pin of another page and without; then it is opened.
+/// Changes a file, behind the cache, of which a page is dirty, with a pin of another page and without; then opens it.
 fn the_clean_rest_of_a_partly_dirty_folio_goes(cache: &Cache, Sizes { pages, pinned, dirty }: Sizes) {
     for pin in [false, true] {
         let mut pair = Pair::of(cache.clone(), pages * PAGE);
@@ -691,7 +691,7 @@ fn the_clean_rest_of_a_partly_dirty_folio_goes(cache: &Cache, Sizes { pages, pin
     }
 }
 
-/// Of a file: its length, and two of its pages, by their numbers.
+/// The length of a file in pages, and two of its pages, by their numbers.
 struct Sizes {
     pages: usize,
     pinned: usize,
@@ -770,7 +770,7 @@ impl Backend for Eventful {
         }
         Ok(known)
     }
-    /// So that a call that starts flushes has started them when it returns.
+    /// `false`, so that a call that starts flushes has started them when it returns.
     fn attributes_may_wait(&self) -> bool {
         false
     }

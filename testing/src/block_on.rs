@@ -22,7 +22,7 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
     block_on_while(future, || ())
 }
 
-/// The same; `waiting` is called before each sleep.
+/// As [`block_on`]; `waiting` is called before each sleep.
 pub fn block_on_while<F: Future>(future: F, waiting: impl Fn()) -> F::Output {
     let (mut future, waker) = (pin!(future), Arc::new(Unpark(thread::current())).into());
     loop {

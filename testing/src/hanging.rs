@@ -10,11 +10,11 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 
-/// It is aborted at the end, so that no process hangs for ever.
+/// A file system whose server is killed at the end, so that no process hangs for ever.
 pub struct Hanging {
     folder: tempfile::TempDir,
     server: Child,
-    /// Its file, once it was requested. It is closed after the server has ended: a close would not be answered before.
+    /// The mounted file, once it was requested. It is closed after the server has ended: before, no close is answered.
     file: OnceLock<File>,
 }
 
@@ -23,8 +23,8 @@ impl Hanging {
     pub fn new() -> Option<Self> {
         Self::hanging_at(&[])
     }
-    /// The same, which when told to hang answers all questions but those of a file that is closed (`flush`). A `path`
-    /// with a number behind it, up to 99, is another file.
+    /// As [`Self::new`], but when told to hang, it leaves only the closes of a file (`flush`) unanswered. A `path` with
+    /// a number behind it, up to 99, is another file.
     #[allow(dead_code, reason = "not every test that includes this needs it")]
     pub fn in_flush() -> Option<Self> {
         Self::hanging_at(&["25"])
@@ -49,11 +49,11 @@ impl Hanging {
         assert_eq!(said, "mounted\n");
         Some(Self { folder, server, file: OnceLock::new() })
     }
-    /// Its file: a mebibyte of zeros.
+    /// Path of the file, which is a mebibyte of zeros.
     pub fn path(&self) -> PathBuf {
         self.folder.path().join("point/file")
     }
-    /// The same, open for reading. A process that has it open when it hangs can start no other: the child closes it
+    /// The file, open for reading. A process that has it open when it hangs can start no other: the child closes it
     /// before it becomes another program, and no close is answered.
     pub fn file(&self) -> &File {
         self.file.get_or_init(|| File::open(self.path()).expect("it answers"))

@@ -12,9 +12,9 @@ use quinion::internals::xarray::{Entry, Head, RacySlots, Root, ShadowOnly, Slab,
 /// Whether a node that comes back is handed out again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reuse {
-    /// It is filled with rubbish and handed out again, the last one first.
+    /// The node is filled with rubbish and handed out again, the last one first.
     AtOnce,
-    /// It stays as it was and is never handed out again.
+    /// The node stays as it was and is never handed out again.
     Never,
 }
 

@@ -24,7 +24,7 @@ use quinion::internals::sync::atomic::{AtomicU64, Ordering};
 pub enum Call {
     /// `read` of so many bytes; where they began, and in which file.
     Read(u64),
-    /// The same after `dup` or `fork`, by the second number or the child.
+    /// `read` after `dup` or `fork`, by the second number or the child.
     DupRead(u64),
     /// `pread`; of which file.
     Pread,
@@ -33,15 +33,15 @@ pub enum Call {
     Set(u64),
     /// `lseek` from the offset on, inside the file.
     Skip(u64),
-    /// The same beyond the file's end, which only the kernel works out.
+    /// `lseek` beyond the file's end, which only the kernel works out.
     SkipBeyond(u64),
     /// A call that looks at the kernel's offset: `lockf`.
     Look,
     /// `close`, and `open` of the file of this number, which gets the same number. Files are opened once.
     Reopen(usize),
-    /// The same, and a child is forked by another thread while it is under way.
+    /// The owner attaches a descriptor that cannot write.
     Attach,
-    /// The same of a descriptor that can write.
+    /// The owner attaches a descriptor that can write.
     AttachWriter,
     /// The first reads are the kernel's from now on: so many bytes.
     Credit(u64),

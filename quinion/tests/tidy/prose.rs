@@ -105,7 +105,7 @@ impl Sentences {
         Self(vec![(0, String::new())])
     }
 
-    /// What comes next is another sentence, whether the last one has ended or not.
+    /// The next word begins another sentence, whether the last one has ended or not.
     fn part(&mut self) {
         self.0.push((0, String::new()));
     }
@@ -123,7 +123,7 @@ impl Sentences {
         }
     }
 
-    /// Those that begin with "What" and ask nothing: a clause stands where a noun should.
+    /// Sentences that begin with "What" and ask nothing: a clause stands where a noun should.
     fn headless(self) -> Vec<Fault> {
         let is_headless = |sentence: &str| {
             sentence.trim_start_matches(['[', '(']).starts_with("What ") && !sentence.ends_with("? ")

@@ -11,7 +11,7 @@ use bytes::Bytes;
 
 use crate::content::content;
 
-/// So many versions are kept.
+/// How many versions are kept.
 const KEPT: usize = 24;
 
 /// Knows the bytes of every version of an object of one length.

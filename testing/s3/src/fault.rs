@@ -6,7 +6,7 @@
 /// A fault of a GET.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// It is answered with this status; 503 is a `SlowDown`, and that and 429 may have a `Retry-After`; 400 is
+    /// The request is answered with this status; 503 is a `SlowDown`, and that and 429 may have a `Retry-After`; 400 is
     /// an `InvalidArgument`.
     Status(u16),
     /// The connection is closed after so many bytes of the body.
@@ -39,7 +39,7 @@ pub enum Fault {
 pub(crate) const KINDS: usize = 13;
 
 impl Fault {
-    /// Its name in reports, and its number.
+    /// The fault's number, and its name in reports.
     pub(crate) fn kind(self) -> (usize, &'static str) {
         match self {
             Self::Status(_) => (0, "status"),

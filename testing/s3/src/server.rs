@@ -50,7 +50,7 @@ pub struct Requests {
     pub heads: u64,
     /// For a list of objects.
     pub lists: u64,
-    /// That write, copy or delete.
+    /// Requests that write, copy or delete.
     pub writes: u64,
 }
 
@@ -200,7 +200,7 @@ impl Control {
 /// The server; it ends when it is dropped.
 #[derive(Debug)]
 pub struct Server {
-    /// Its settings and counts.
+    /// Settings and counts of the server.
     pub control: Arc<Control>,
     address: std::net::SocketAddr,
     runtime: Option<tokio::runtime::Runtime>,

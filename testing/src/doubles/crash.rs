@@ -432,7 +432,7 @@ impl Sector {
 enum Left {
     All,
     Least,
-    /// Some of the writes, each whole but for what was written over it.
+    /// A part of the writes, each whole but for what was written over it.
     SomeWrites,
     SomeSectors,
 }

@@ -231,7 +231,7 @@ impl SimulatedBackend {
         }
     }
 
-    /// The same device, answering each fill in parts of `pages` pages (at least 1), the last part first; each lands at
+    /// Makes the device answer each fill in parts of `pages` pages (at least 1), the last part first; each lands at
     /// once. A failure is that of one part, which holds rubbish then.
     #[must_use]
     pub fn in_parts(self, pages: u32) -> Self {
@@ -244,7 +244,7 @@ impl SimulatedBackend {
         self.lock().bad_spots.push((bytes, times));
     }
 
-    /// The same device, with faults of its writes.
+    /// Gives the device faults of its writes.
     #[must_use]
     pub fn with_write_faults(self, faults: WriteFaults) -> Self {
         self.lock().write_faults = faults;
@@ -268,8 +268,8 @@ impl SimulatedBackend {
         self.lock().syncs_to_fail.push((nth, errno));
     }
 
-    /// Nothing fails any more at a place given by [`SimulatedBackend::fail_at`] or
-    /// [`SimulatedBackend::fail_writes_at`], or by [`SimulatedBackend::fail_write`] or [`SimulatedBackend::fail_sync`].
+    /// Ends the failures that were set by [`SimulatedBackend::fail_at`], [`SimulatedBackend::fail_writes_at`],
+    /// [`SimulatedBackend::fail_write`] and [`SimulatedBackend::fail_sync`].
     pub fn mend(&self) {
         let mut state = self.lock();
         state.bad_spots.clear();

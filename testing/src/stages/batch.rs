@@ -32,11 +32,11 @@ pub struct Stage {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
     Ready,
-    /// Its fill has not ended; [`Stage::complete`] ends it.
+    /// The folio's fill has not ended; [`Stage::complete`] ends it.
     Filling,
     /// Ready, and the readahead marker on it.
     Marked,
-    /// Both.
+    /// The folio's fill has not ended, and the readahead marker is on it.
     MarkedFilling,
 }
 

@@ -65,7 +65,7 @@ impl Stage {
     pub fn new() -> Self {
         Self::of(Arena::MEMORY_MIN)
     }
-    /// The same, some steps of whose index `hooks` takes over. It has no folios yet.
+    /// Lets `hooks` take over some steps of the index, which has no folios yet.
     #[must_use]
     pub fn with_hooks(self, hooks: Option<&'static dyn IndexHooks>) -> Self {
         Self { mapping: self.mapping.with_hooks(hooks), ..self }

@@ -66,7 +66,7 @@ impl Run {
         Self::flush_from(wait_queue, page, bytes, 0)
     }
 
-    /// The same, with memory that begins `crooked` bytes after a page's start.
+    /// As [`Self::flush`], with memory that begins `crooked` bytes after a page's start.
     pub fn flush_from(
         wait_queue: &Arc<WaitQueue>,
         page: u64,

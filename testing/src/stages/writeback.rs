@@ -100,7 +100,7 @@ impl Opened<'_> {
         self.write_fated(range, generation, FolioLifetime::Stays);
     }
 
-    /// The same, with this fate of the folios that are new.
+    /// As [`Self::write`], with this fate of the folios that are new.
     pub fn write_fated(&self, range: Range<u64>, generation: u32, fate: FolioLifetime) {
         for page in range {
             while !self.overwrite(page, generation) && !self.insert(page, generation, fate) {}

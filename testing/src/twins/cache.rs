@@ -47,7 +47,7 @@ const POISON: u8 = 0xa5;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum At {
     Byte(u64),
-    /// So far from the file's end.
+    /// Bytes past the file's end, or before it if negative.
     End(i64),
 }
 

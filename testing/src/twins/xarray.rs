@@ -175,7 +175,7 @@ pub enum Op {
     Split {
         at: u64,
     },
-    /// Both are sets of marks, a bit each.
+    /// `give` and `take` are sets of marks, a bit each.
     Remark {
         at: u64,
         give: u8,
@@ -220,7 +220,7 @@ fn align(at: u64, order: u8) -> u64 {
 }
 
 impl<const BITS: u32> Pair<BITS> {
-    /// Both empty, and `nodes` nodes to be had.
+    /// An empty tree and an empty twin, with `nodes` nodes to be had.
     pub fn new(nodes: u32) -> Self {
         let twin = Twin { bits: BITS, ..Twin::default() };
         Self { forest: Forest::new(nodes, Reuse::AtOnce), twin, next_id: 0, budget: None }

@@ -158,9 +158,9 @@ impl Snapshot {
 /// Which pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mode {
-    /// All of them, in turn.
+    /// All pages, in turn.
     All = b'A' as isize,
-    /// So many thousandths, scattered, in an order that is always the same.
+    /// Scattered pages, so many thousandths of all, in an order that is always the same.
     Scattered = b'B' as isize,
     /// Gives pages back by the balloon, in many ways, and then looks at all.
     Balloon = b'L' as isize,
@@ -183,11 +183,11 @@ pub struct Order {
     pub mode: Mode,
     pub thousandths: u64,
     pub op: Op,
-    /// It verifies all pages when it is through.
+    /// The guest verifies all pages when it is through.
     pub again: bool,
-    /// It stays when it is through, and spins.
+    /// The guest stays when it is through, and spins.
     pub hold: bool,
-    /// After so many pages it says how many; 0 for never.
+    /// After so many pages the guest says how many; 0 for never.
     pub chunk: u64,
 }
 
@@ -196,7 +196,7 @@ impl Order {
         Self { mode, thousandths: 1000, op: Op::Verify, again: false, hold: false, chunk: 0 }
     }
 
-    /// So many thousandths of the pages, scattered.
+    /// An order for so many thousandths of the pages, scattered.
     pub fn scattered(thousandths: u64) -> Self {
         Self { thousandths, ..Self::new(Mode::Scattered) }
     }

@@ -57,7 +57,7 @@ pub enum Backing {
     Clone(PathBuf),
     /// A private mapping of the image that the server hands over when it is asked. Faults are MINOR, or MISSING.
     Offered,
-    /// The same, of which the monitor has one kind of fault told; the other the server has told.
+    /// As [`Backing::Offered`], but the monitor asks for one kind of fault only; the server registers the other.
     OfferedFor(u64),
 }
 
@@ -239,7 +239,7 @@ struct State {
     stream: UnixStream,
 }
 
-/// Is a monitor, if this process was started as one.
+/// Runs as a monitor, if this process was started as one.
 pub fn be_the_monitor() {
     if std::env::var_os(VARIABLE).is_none() {
         return;

@@ -25,7 +25,7 @@ use crate::fixtures::worker::Job;
 use crate::fixtures::{db_bench, disk};
 use crate::harness::{CacheStart, Estimate, Experiment, ExperimentDescription, ListCases, hit_ratios};
 
-/// Their descriptions, in the order in which they run.
+/// Descriptions of the experiments, in the order in which they run.
 pub const ABOUT: [ExperimentDescription; 17] = [
     ExperimentDescription {
         name: "hit",

@@ -174,7 +174,7 @@ fn short_of_memory(databases: &Shared<Databases>, shape: Shape, name: &str, orde
 const BATCHED: &str = "insertion=batched";
 const SINGLY: &str = "insertion=one-by-one";
 
-/// The same stream by two snippets.
+/// A stream by two snippets: one inserts in batches, the other one by one.
 struct CountedStream {
     name: &'static str,
     batched: &'static str,

@@ -80,7 +80,7 @@ pub struct Settings {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Repeat {
-    /// So often; less often where a repetition takes minutes.
+    /// The usual number of repetitions; a case may have fewer where one takes minutes.
     Usual(usize),
     Fixed(usize),
 }
@@ -96,7 +96,7 @@ impl Settings {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Unmeasured {
-    /// This machine or this build cannot; the text says what would help.
+    /// Not possible on this machine or in this build; the text says what would help.
     Missing(String),
     Failed(String),
 }
@@ -124,7 +124,7 @@ impl From<std::io::Error> for Unmeasured {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CacheStart {
     Anyhow,
-    /// Nothing of its files is cached, at least in some cases.
+    /// No page of the experiment's files is cached, at least in some cases.
     Cold,
 }
 

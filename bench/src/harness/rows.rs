@@ -60,11 +60,11 @@ pub struct Row {
     pub metric: &'static str,
     pub unit: &'static str,
     pub quinion: Option<f64>,
-    /// Its quartiles. Not in the lines, nor in the table: they tell those of the ratio.
+    /// Quartiles of Quinion's values. Not in the lines, nor in the table: they tell those of the ratio.
     pub quinion_spread: Option<[f64; 2]>,
     pub quinion_runs: Vec<f64>,
     pub peer: Option<f64>,
-    /// Its quartiles, as above.
+    /// Quartiles of the peer's values, as above.
     pub peer_spread: Option<[f64; 2]>,
     /// Empty if there is no peer.
     pub peer_runs: Vec<f64>,

@@ -68,7 +68,7 @@ pub fn together(
     rounds.run(|thread| thread, |thread| work(*thread), |thread| undo(*thread))
 }
 
-/// The same in one round, with what `ready` makes of each thread's number before it, not timed.
+/// As [`together`], in one round, with what `ready` makes of each thread's number before it, not timed.
 pub fn together_ready<S>(
     threads: usize,
     ready: impl Fn(usize) -> S + Sync,

@@ -23,7 +23,7 @@ impl Mapped {
         Self::advised(file, len, Advice::Sequential)
     }
 
-    /// The same, to be read at random: the kernel reads nothing ahead.
+    /// As [`Self::new`], but to be read at random: the kernel reads nothing ahead.
     pub fn at_random(file: &File, len: usize) -> io::Result<Self> {
         Self::advised(file, len, Advice::Random)
     }

@@ -52,7 +52,7 @@ impl Region {
         Self::mapped(file, len, MapFlags::SHARED)
     }
 
-    /// The same, but writes stay private.
+    /// The first `len` bytes of `file`; writes stay private.
     pub fn private(file: impl AsFd, len: usize) -> io::Result<Self> {
         Self::mapped(file, len, MapFlags::PRIVATE)
     }
@@ -93,7 +93,7 @@ impl Region {
         self.len
     }
 
-    /// Its address, for the fault handler.
+    /// Address of the region, for the fault handler.
     pub fn address(&self) -> usize {
         self.start.as_ptr().addr()
     }

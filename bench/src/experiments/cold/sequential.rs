@@ -45,7 +45,7 @@ const RAW_DEPTH: usize = 4;
 const THROUGHPUT_GOAL: f64 = 1.0;
 const CPU_GOAL: f64 = 1.0 / 0.75;
 const RAW_GOAL: f64 = 0.93;
-/// The same of a pin, which copies nothing.
+/// As [`RAW_GOAL`], for a pin, which copies nothing.
 const RAW_PIN_GOAL: f64 = 0.95;
 
 type Run = fn(&Target) -> Result<Option<u64>, Unmeasured>;

@@ -12,7 +12,7 @@ use super::servers::{At, OBJECT_BYTES, Servers};
 use super::{Gets, Measured, boto};
 use crate::harness::Unmeasured;
 
-/// These servers send no longer heads.
+/// The longest head of an answer by these servers, in bytes.
 const HEAD_BYTES_MAX: usize = 16 << 10;
 
 struct Connection {

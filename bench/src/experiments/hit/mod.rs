@@ -315,7 +315,7 @@ enum Way {
     Single(Read),
     /// One after another, each into the next of so many buffers.
     Around(Read, usize),
-    /// So many in a call, each into a buffer of its own.
+    /// A number of reads in each call, each into a buffer of its own.
     Batch(FileOf, usize),
 }
 

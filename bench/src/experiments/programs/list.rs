@@ -10,7 +10,7 @@ use crate::harness::Unmeasured;
 
 pub struct Program {
     pub name: &'static str,
-    /// Its command line, given whether its files are in memory, Quinion's or the kernel's.
+    /// The program's command line, given whether its files are in memory, Quinion's or the kernel's.
     pub words: Words,
     pub says: OutputCheck,
     /// The ratio wanted of its operations per second, if it counts them.

@@ -66,9 +66,9 @@ const OURS: &str = "quinion run";
 const KERNEL: &str = "kernel";
 
 const NOT_WORSE: f64 = 1.0 / 1.05;
-/// Of the operations of db_bench whose files are copied while it runs.
+/// The ratio wanted of the operations of db_bench whose files are copied while it runs.
 const COPIED_GOAL: f64 = 0.97;
-/// Of a program that does nothing: it shows the cost of a start, not of a program's reads.
+/// The ratios wanted of a program that does nothing: it shows the cost of a start, not of a program's reads.
 const START_COLD_GOAL: f64 = 0.5;
 const START_WARM_GOAL: f64 = 0.8;
 /// Counted repetitions of a full run: few, since there are many cases; and of programs that take seconds.

@@ -218,7 +218,7 @@ fn read_all(child: &mut Child) -> Result<(Vec<u8>, String), Unmeasured> {
     Ok((bytes, wrong.join().unwrap_or_default()))
 }
 
-/// Its exit status, and what it and its children have read: the kernel tells until the status is collected.
+/// The exit status of a child, and the bytes that it and its children read: known until the status is collected.
 fn end_of(child: &mut Child) -> Result<(ExitStatus, Option<u64>), Unmeasured> {
     let pid = Pid::from_child(child);
     waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).map_err(std::io::Error::from)?;

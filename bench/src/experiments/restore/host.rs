@@ -74,7 +74,7 @@ impl Host {
         self.start_at("socket", cache, options)
     }
 
-    /// The same, of a snapshot that is open in the cache.
+    /// As [`Self::start`], for a snapshot that is open in the cache.
     pub fn start_file(
         &self,
         cache: &Cache,

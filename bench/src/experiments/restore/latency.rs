@@ -137,7 +137,7 @@ fn served(stage: &Stage, run: usize) -> Result<Vec<f64>, Unmeasured> {
     Ok(stage.host.start(&cache, options)?.run(Guest::copied, |region| touches.run(region))?.0)
 }
 
-/// The same by an image that is fully resident: so all around a fault is mapped with it.
+/// Times of faults in an image that is fully resident: so all around a fault is mapped with it.
 fn mapped(stage: &Stage) -> Result<Vec<f64>, Unmeasured> {
     let touches = ScatteredTouches { stretch: MAPPED_BYTES, ..stage.reads() };
     stage.host.serve_resident(handing_out_the_image(), |region| touches.run(region))

@@ -280,7 +280,7 @@ impl Files {
         Ok(Self::of(settings, Place::Device { stream, drops: Drops::of(settings) }, hot))
     }
 
-    /// The same, while one process holds all memory that the machine has beside the limit.
+    /// As [`Self::new`], while one process holds all memory that the machine has beside the limit.
     fn on_a_full_machine(settings: &Settings) -> Result<Self, Unmeasured> {
         let files = Self::new(settings)?;
         let spare = machine::available_bytes().unwrap_or(0);

@@ -29,7 +29,7 @@ pub struct Claim {
     pub original: &'static str,
     /// In the words of its author, about.
     pub claim: &'static str,
-    /// The same as a ratio; `None` if no row is of the same thing.
+    /// The claim as a ratio; `None` if no row is of the same thing.
     pub ratio: Option<f64>,
     pub experiment: &'static str,
     /// The prefix of the situation's name, a part of it, and its end.

@@ -111,7 +111,7 @@ impl CacheOwner {
         }
     }
 
-    /// The same, which leaves files to the kernel until they have been read some times; then they are copied out of its
+    /// Has the owner leave files to the kernel until they have been read some times; then they are copied out of its
     /// page cache while no read waits. Reads of data that is read once are as fast as the kernel's, and not faster.
     #[must_use]
     pub fn attach_lazily(mut self) -> Self {
@@ -119,14 +119,14 @@ impl CacheOwner {
         self
     }
 
-    /// The same, by these rules. The default serves files that have a lease.
+    /// Sets the rules by which files are served. The default serves files that have a lease.
     #[must_use]
     pub fn with_rules(mut self, rules: ServeRules) -> Self {
         self.admission.rules = rules;
         self
     }
 
-    /// The same, which has `opener` open names for viewers.
+    /// Has `opener` open names for viewers.
     #[must_use]
     pub fn with_opener(mut self, opener: Arc<dyn NameOpener>) -> Self {
         self.opener = Some(opener);

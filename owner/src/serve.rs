@@ -213,7 +213,7 @@ pub struct Admission {
     pub control: OwnedFd,
     /// The page of this viewer alone.
     pub page: OwnedFd,
-    /// Its number.
+    /// The viewer's number.
     pub viewer: usize,
     /// The number that both files carry.
     pub token: u64,
@@ -282,7 +282,7 @@ impl Service {
         Self::start_with(owner, ServiceOptions { workers, ..ServiceOptions::default() })
     }
 
-    /// The same, by `options`.
+    /// Like [`Service::start`], by `options`.
     ///
     /// # Errors
     /// The owner's cache is served already, or was (`AlreadyExists`); the system refuses.
@@ -358,7 +358,7 @@ impl Service {
         self.shared.viewers.totals(|_| true)
     }
 
-    /// The same numbers, for a part of the owner that outlives no service: it keeps nothing of this one alive.
+    /// The service's counts, for a holder that may outlive it: they keep nothing of the service alive.
     pub fn counters(&self) -> ServiceCounters {
         ServiceCounters { viewers: Arc::downgrade(&self.shared.viewers) }
     }

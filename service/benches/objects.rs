@@ -210,7 +210,7 @@ impl Process {
         writeln!(self.child.stdin.as_mut().unwrap()).unwrap();
     }
 
-    /// Its proportional set size, in bytes: a page of several processes counts once in their sum.
+    /// The process's proportional set size, in bytes: a page of several processes counts once in their sum.
     fn resident(&self) -> u64 {
         let text = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", self.child.id())).unwrap();
         let line = text.lines().find_map(|line| line.strip_prefix("Pss:")).unwrap();

@@ -80,10 +80,10 @@ pub fn cached(store: Arc<dyn ObjectStore>, client: Client, prefix: &str) -> Resu
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Failover {
-    /// They are errors that say so.
+    /// Reads fail with an error that says that the server has ended.
     #[default]
     Error,
-    /// They are GETs of the store that was given.
+    /// Reads are GETs of the store that was given.
     Direct,
 }
 

@@ -105,7 +105,7 @@ pub(crate) struct Connection {
     socket: PathBuf,
     process: ForkGuard,
     pending: Mutex<VecDeque<ReturnRequest>>,
-    /// The same, of threads that must not wait for that lock. This one is never kept, and taken last.
+    /// Requests of threads that must not wait for the lock of `pending`. This lock is never kept, and taken last.
     later: Mutex<Vec<ReturnRequest>>,
     /// For those that only want to know: the lock orders the rest.
     has_pending: AtomicBool,
@@ -560,7 +560,7 @@ pub(crate) struct NamedOpen<'o> {
     /// In errors.
     pub(crate) shown: &'o str,
     pub(crate) name: &'o [u8],
-    /// Of the file whose revision is opened.
+    /// A descriptor of the file whose revision is opened.
     pub(crate) descriptor: Option<BorrowedFd<'o>>,
     /// How long it takes at most.
     pub(crate) time: Duration,

@@ -32,7 +32,7 @@ pub enum ErrorKind {
     TimedOut,
     /// Memory, pins or handles have reached their bound.
     Full,
-    /// This process is a fork of the one that connected: connect again.
+    /// The process is a fork of the one that connected: connect again.
     Forked,
     /// The object or file has fewer bytes than were asked for.
     EndOfFile,

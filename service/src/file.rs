@@ -97,7 +97,7 @@ impl ClientFile {
         &self.inner.name
     }
 
-    /// Its size in bytes: an object's when it was opened, a file's now, 0 if the kernel does not say.
+    /// The size in bytes: an object's when it was opened, a file's now, 0 if the kernel does not say.
     pub fn len(&self) -> u64 {
         match &self.inner.source {
             Source::Object(metadata) => metadata.size,

@@ -108,7 +108,7 @@ impl FileRevision {
         &self.attributes
     }
 
-    /// Its size in bytes.
+    /// The revision's size in bytes.
     pub fn len(&self) -> u64 {
         self.attributes.size
     }

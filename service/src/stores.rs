@@ -236,7 +236,7 @@ impl Stores {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct OpenRequest {
-    /// So many of the first bytes are about to be read.
+    /// How many of the first bytes are about to be read, if that is said.
     pub(crate) first: Option<u64>,
     /// In place of the store's options.
     pub(crate) freshness: Option<Freshness>,

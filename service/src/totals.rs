@@ -67,7 +67,7 @@ impl ServerTotals {
         ]
     }
 
-    /// All of them, by their names.
+    /// The totals, by their names.
     pub fn entries(mut self) -> impl Iterator<Item = (&'static str, u64)> {
         self.fields().map(|(name, value)| (name, *value)).into_iter()
     }

@@ -106,7 +106,7 @@ pub enum FdState {
     Candidate = 1,
     /// Attached; the private offset counts.
     Served = 2,
-    /// Its offset is being handed over.
+    /// The descriptor's offset is being handed over.
     Moving = 3,
     /// A regular file left to the kernel.
     Kernel = 4,

@@ -21,7 +21,7 @@ pub mod atomic {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Mutant {
-    /// Nothing is left out.
+    /// No step is left out.
     None = 0,
     /// The reader's fence between its copy and its second look at the word.
     ReaderFence,
@@ -153,11 +153,11 @@ pub enum Mutant {
     RootAcquire,
     /// The emptying of a new node's slots.
     NodeInit,
-    /// That nodes which were missing are linked after they were prepared.
+    /// The preparation of missing nodes before they are linked.
     PlantLast,
-    /// That the node into which a shadow is split is linked after its pieces stand in it.
+    /// The filling of the node into which a shadow is split before it is linked.
     SplitLast,
-    /// That the nodes into which a folio is split are linked after its pieces stand in them.
+    /// The filling of the nodes into which a folio is split before they are linked.
     CutLast,
     /// The reader's refusal of a node where only entries can be.
     WalkLeaf,
@@ -199,7 +199,7 @@ pub enum Mutant {
     PauseGeneration,
     /// The acquire ordering of a watcher's look at a viewer's futex.
     DoorbellHeard,
-    /// That a watcher sleeps on the number that it looked at, and not on a later one.
+    /// The sleep of a watcher on the number that it looked at, and not on a later one.
     DoorbellNumber,
     /// The release ordering with which a doorbell is put up.
     DoorbellRelease,
@@ -207,9 +207,9 @@ pub enum Mutant {
     DoorbellAcquire,
     /// The acquire ordering with which a worker reads the number that it may sleep on.
     DoorbellRings,
-    /// That a doorbell is taken down before its viewer's requests are looked at.
+    /// The taking down of a doorbell before its viewer's requests are looked at.
     DoorbellFirst,
-    /// That a doorbell is put up again for the requests that are left.
+    /// The putting up again of a doorbell for the requests that are left.
     DoorbellAgain,
 }
 

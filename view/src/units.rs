@@ -36,7 +36,7 @@ const _: () = assert!(EXTENT_PAGES == 1 << Order::MAX.0);
 pub struct FileId {
     /// The device that it lies on.
     pub device: u64,
-    /// Its number there.
+    /// The inode number on that device.
     pub inode: u64,
 }
 
@@ -65,7 +65,7 @@ impl PageIndex {
     pub const fn align_down(self, order: Order) -> Self {
         Self(self.0 & !(order.pages() as u64 - 1))
     }
-    /// This index, or the next one at which a folio of `order` may start.
+    /// The index itself, or the next one at which a folio of `order` may start.
     #[inline]
     pub const fn align_up(self, order: Order) -> Self {
         Self(self.0.next_multiple_of(order.pages() as u64))

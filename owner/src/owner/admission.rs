@@ -78,9 +78,9 @@ impl Watcher {
 }
 
 impl FilesWithWatches {
-    /// Of one process.
+    /// Watched files of one process: with more, all files count as watched.
     const FILES_MAX: usize = 4096;
-    /// Of all together: more count as all files.
+    /// Watched files of all processes together: with more, all files count as watched.
     const SUM_MAX: usize = 1 << 16;
 
     fn add(&mut self, id: FileId, process: &WatchingProcess) {
@@ -131,7 +131,7 @@ impl FileAdmission {
         self.watched.lock().add(id, watcher);
     }
 
-    /// Their descriptors are closed.
+    /// Forgets watches of processes that have ended: their descriptors are closed.
     pub(super) fn forget_ended_watchers(&self) {
         self.watched.lock().forget_ended();
     }
@@ -151,7 +151,7 @@ impl FileAdmission {
         }
     }
 
-    /// It is left to the kernel, for that reason.
+    /// Notes that the file is left to the kernel, for that reason.
     pub(super) fn note_unserved(&self, id: FileId, path: &Path, why: impl Into<String>) {
         let mode = FileMode { path: path.to_owned(), validation: Validation::Kernel, why: why.into() };
         self.note_mode(id, mode);

@@ -85,7 +85,7 @@ pub(super) enum Revocation {
     None,
     /// The lease of this file was revoked.
     OfFile,
-    /// So many others were that it is not known.
+    /// More files were revoked than are remembered, so it is not known.
     Unknown,
 }
 

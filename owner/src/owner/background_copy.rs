@@ -84,9 +84,9 @@ const RELEASE_MAX: Duration = Duration::from_millis(500);
 enum CopyState {
     /// With how often the owner has answered so.
     ServedByKernel(u32),
-    /// It waits to be copied, or is being copied.
+    /// The file waits to be copied, or is being copied.
     Requested,
-    /// It was copied: this cache serves it when it is asked for again.
+    /// The file was copied: this cache serves it when it is asked for again.
     TakenOver,
 }
 
@@ -167,7 +167,7 @@ pub(super) struct AttachAttempt<'d> {
 pub(super) struct KernelCredit {
     /// Bytes that the kernel is to read before it is asked for again.
     pub(super) credit: u64,
-    /// Its bytes, if a larger memory would take it over.
+    /// The file's bytes, if a larger memory would take it over.
     pub(super) short: Option<u64>,
 }
 

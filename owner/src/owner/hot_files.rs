@@ -21,11 +21,11 @@ use quinion::internals::units::MappingId;
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct HotFile {
-    /// Its path, as of the last time that a viewer attached it.
+    /// The file's path, as of the last time that a viewer attached it.
     pub name: PathBuf,
     /// How often the owner was asked about it: less than its reads, but enough to rank files by.
     pub requests: u64,
-    /// Its cached bytes, in whole pages; `None` if no viewer has it open any more.
+    /// The file's cached bytes, in whole pages; `None` if no viewer has it open any more.
     pub cached_bytes: Option<u64>,
 }
 

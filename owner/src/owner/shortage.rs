@@ -39,7 +39,7 @@ pub(super) struct ShortageEntry {
 pub(super) enum Decision {
     /// No viewer may attach it.
     Refused,
-    /// It does not fit beside the files that were copied: the kernel serves it until it is asked for again.
+    /// The file does not fit beside the files that were copied: the kernel serves it until it is asked for again.
     NotCopied,
 }
 

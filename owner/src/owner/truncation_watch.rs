@@ -71,7 +71,7 @@ struct InotifyWatches {
 #[derive(Default)]
 struct WatchedFile {
     guards: usize,
-    /// That of the cache's file of that number, and of one that it has still from before.
+    /// The states of the cache's file of that number, and of one that it has still from before.
     states: Vec<Weak<CoherenceState>>,
 }
 

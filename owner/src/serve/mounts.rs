@@ -18,11 +18,11 @@ use quinion::internals::sys::mountinfo::Line;
 /// A mount, as the kernel's table has it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mount {
-    /// Its number, which may be given again once the mount is gone.
+    /// The mount's number, which may be given again once the mount is gone.
     pub id: u64,
-    /// Its file system's device, as `stat` has it of most files there (btrfs says others).
+    /// The device of the file system, as `stat` has it of most files there (btrfs says others).
     pub device: u64,
-    /// Its type, as far as it is known.
+    /// The type of the file system, as far as it is known.
     pub system: FileSystem,
     /// An overlay's files change past it, but the file systems below answer for it.
     pub is_overlay: bool,

@@ -48,7 +48,7 @@ pub fn file_id(file: impl AsFd) -> Option<FileId> {
 /// Why a viewer asks whether a file is to be attached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AttachReason {
-    /// It reads the file.
+    /// The viewer reads the file.
     Read,
     /// The kernel has read as much of it for the viewer as the owner's last answer said.
     CreditSpent,
@@ -66,7 +66,7 @@ pub enum WriterAccess {
 /// Whether pages stay cached when a viewer has read them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Caching {
-    /// They stay.
+    /// The pages stay cached.
     Cached,
     /// The viewer says by [`Advice::Passed`] when it has read them; then they are dropped.
     Uncached,
@@ -88,7 +88,7 @@ pub struct FileMode {
 pub struct NamedAttachment {
     /// As a file that was attached.
     pub attached: Attached,
-    /// Its identity; the device is the one that [`Owner::device_of_name`] gave.
+    /// The identity of the file or object; the device is the one that [`Owner::device_of_name`] gave.
     pub id: FileId,
     /// For the viewer: [`NAME_TEXT_MAX`](crate::viewer::handshake::NAME_TEXT_MAX) bytes at most.
     pub text: String,

@@ -179,7 +179,7 @@ mod tests {
         sendmsg(socket, &[IoSlice::new(bytes)], &mut with, SendFlags::NOSIGNAL).unwrap();
     }
 
-    /// Its last close waits for some seconds, as its sent bytes are not taken.
+    /// A socket whose last close waits for some seconds, as its sent bytes are not taken.
     fn lingering() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

@@ -66,7 +66,7 @@ impl ViewerSlot {
         self.process.clone().filter(|_| !self.is_replaced)
     }
 
-    /// That very process has become another program: the slot is over.
+    /// Notes that `process`, if it has the slot, has become another program: the slot is over.
     pub(super) fn note_replaced(&mut self, process: &Process) {
         let is_its = |known: &Process| Arc::ptr_eq(&known.alive, &process.alive);
         self.is_replaced |= self.process.as_ref().is_some_and(is_its);
@@ -82,7 +82,7 @@ impl ViewerSlot {
         !self.pins.is_empty() && self.process.as_ref().is_some_and(lives)
     }
 
-    /// Their viewers may look at them still; the pins are forgotten.
+    /// Forgets the pins. Returns their handles if the process lives: it may look at the bytes still.
     pub(super) fn take_pinned_handles(&mut self) -> Vec<u64> {
         let pins = std::mem::take(&mut self.pins);
         if self.process.as_ref().is_none_or(|process| has_ended(&process.alive)) {

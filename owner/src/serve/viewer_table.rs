@@ -63,7 +63,7 @@ impl ViewerTable {
         run
     }
 
-    /// Its sums are added to those of no run.
+    /// Ends a run: its sums are added to those of no run.
     pub(super) fn end_run(&self, run: u64) {
         self.runs.lock().remove(&run);
         for viewer_slot in self.slots.iter() {

@@ -56,7 +56,7 @@ impl Wakeups {
         futex_wake(joined, 1);
     }
 
-    /// This worker is about to do something, or to end: a sleeping one is to wait for all futexes.
+    /// Called by a worker that is about to do something, or to end: a sleeping one is to wait for all futexes.
     pub(super) fn hand_on(&self, workers: &Workers) {
         // SeqCst, partner: the count of sleepers before a sleep. A worker that sleeps later looks at the futex again.
         if !workers.are_all_awaited() && self.viewers.control().sleepers.load(Ordering::SeqCst) != 0 {

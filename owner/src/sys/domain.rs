@@ -19,7 +19,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 
 /// The lines of a process's status that are compared.
 const LINES: [&str; 5] = ["Uid:", "Gid:", "Groups:", "CapPrm:", "CapEff:"];
-/// Its name spaces that are compared.
+/// The name spaces of a process that are compared.
 const NAME_SPACES: [&str; 2] = ["user", "pid"];
 /// Bytes of a status that are read: more than any has but for very many groups, which are read as well.
 const STATUS_BYTES: usize = 8 << 10;
@@ -40,7 +40,7 @@ pub struct Member {
 }
 
 impl Domain {
-    /// That of this process, as it is now.
+    /// The domain of this process, as it is now.
     ///
     /// # Errors
     /// There is no `/proc`, or another process's.

@@ -38,7 +38,7 @@ pub fn connect(socket: &Path, hello: &JoinRequest) -> io::Result<Viewer> {
     connect_within(socket, hello, WELCOME_MAX)
 }
 
-/// The same, waiting as long as is said, at most ten seconds.
+/// Like [`connect`], but waits as long as `time` says, at most ten seconds.
 ///
 /// # Errors
 /// Those of [`connect`].
@@ -86,18 +86,18 @@ fn send_with(end: &OwnedFd, descriptor: BorrowedFd<'_>, message: &[u8]) -> io::R
 /// The request of [`send_name`].
 #[derive(Clone, Copy, Debug)]
 pub struct NameRequest<'r> {
-    /// Of the cache.
+    /// The head of the message, with the cache's token.
     pub offer: NameOffer,
-    /// Of an object; or of a revision, if there is a descriptor.
+    /// The name of an object; or of a revision, if there is a descriptor.
     pub name: &'r [u8],
-    /// Of the file whose revision is opened.
+    /// A descriptor of the file whose revision is opened.
     pub descriptor: Option<BorrowedFd<'r>>,
     /// How long to wait for the ticket at most.
     pub time: Duration,
 }
 
 impl<'r> NameRequest<'r> {
-    /// Of an object.
+    /// A request to open an object.
     pub fn of_object(offer: NameOffer, name: &'r [u8]) -> Self {
         Self { offer, name, descriptor: None, time: WELCOME_MAX }
     }

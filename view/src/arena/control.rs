@@ -498,17 +498,17 @@ pub const UNCACHED: u64 = 1 << 63;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u64)]
 pub enum Advice {
-    /// Nothing more is known of how it will be read.
+    /// No more is known of how the file will be read.
     Normal = 0,
-    /// It will be read here and there.
+    /// The file will be read at scattered positions.
     Random = 1,
-    /// It will be read forward.
+    /// The file will be read forward.
     Sequential = 2,
     /// The range will be read soon.
     WillNeed = 3,
     /// The range will not be read soon.
     DontNeed = 4,
-    /// It will be read once.
+    /// The file will be read once.
     NoReuse = 5,
     /// An uncached read of the range has ended.
     Passed = 6,
@@ -596,11 +596,11 @@ pub enum Operation {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[repr(u64)]
 pub enum SyscallAudit {
-    /// None enters the kernel by itself.
+    /// No object enters the kernel by itself.
     Clean = 0,
-    /// Some do, for calls that leave descriptors and their offsets alone.
+    /// Objects enter the kernel only for calls that leave descriptors and their offsets alone.
     Harmless = 1,
-    /// Some threads may do anything, or that is not known: only positional reads are served, each after a look at its
+    /// A thread may do anything, or that is not known: only positional reads are served, each after a look at its
     /// descriptor.
     Restricted = 2,
 }
@@ -694,7 +694,7 @@ pub enum Reason {
     Changed = 10,
     /// The descriptor was inherited or received, so its offset is not this process's alone.
     Foreign = 11,
-    /// Nothing guarantees that the file stays as it is: there is no lease on it, or none that means anything.
+    /// The file is not guaranteed to stay as it is: there is no lease on it, or none that means anything.
     Unguaranteed = 12,
     /// Left to the kernel for a while, which served it as well; it may be served since.
     Left = 13,

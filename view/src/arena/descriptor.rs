@@ -242,7 +242,7 @@ pub enum NotReady {
 /// Why bytes of a folio are not written in place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WriteRefused {
-    /// Its fill has not ended.
+    /// The folio's fill has not ended.
     Filling,
     /// The folio has left the index: a write to it would be lost.
     Left,
@@ -266,7 +266,7 @@ pub enum ReadableState {
     Yes,
     /// The holder of the lock is about to bring them.
     NotYet,
-    /// It has no bytes yet: an allocated folio of a memory file, which reads as zeros. Its frames must not be read.
+    /// The folio of a memory file has no bytes yet: it is allocated, and reads as zeros. Its frames must not be read.
     Zeros,
     /// The fill failed, or the folio left the index since it was held.
     Never,
@@ -286,18 +286,18 @@ pub enum HoldRefused {
 /// The outcome of taking a folio out of the index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RetireOutcome {
-    /// It has no holders: its frames are the caller's to free.
+    /// The folio has no holders: its frames are the caller's to free.
     Free,
-    /// It is held: it is detached, and the last holder frees its frames.
+    /// The folio is held: it is detached, and the last holder frees its frames.
     Held,
 }
 
 /// A holder's duty after it has given its hold back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PutOutcome {
-    /// Nothing.
+    /// The holder has nothing more to do.
     Kept,
-    /// It was the last hold of a detached folio: free its frames.
+    /// The hold was the last of a detached folio: free its frames.
     Last(Order),
 }
 
@@ -345,7 +345,7 @@ const _: () = assert!(core::mem::size_of::<Descriptor>() == 32);
 
 #[cfg(all(test, not(quinion_model)))]
 impl Descriptor {
-    /// Its fields and where they lie, for `recorded.rs`. They fill it, so none is left out.
+    /// The fields and where they lie, for `recorded.rs`. They fill the descriptor, so none is left out.
     pub(crate) const FIELDS: [(&str, usize); 5] = [
         ("word", core::mem::offset_of!(Self, word)),
         ("index", core::mem::offset_of!(Self, index)),

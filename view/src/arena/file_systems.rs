@@ -11,13 +11,13 @@
 /// The kind of a file system.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FileSystem {
-    /// Its files are answers, made anew at each read. They are never served.
+    /// The files are answers, made anew at each read. They are never served.
     NoContent,
-    /// It cannot be written.
+    /// The file system cannot be written.
     ReadOnly,
-    /// Its files change through this kernel alone, and a read lease keeps others from changing them.
+    /// The files change through this kernel alone, and a read lease keeps others from changing them.
     Local,
-    /// Nothing is known of it.
+    /// An unknown file system.
     Other,
 }
 

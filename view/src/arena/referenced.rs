@@ -27,9 +27,9 @@
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
-/// It was asked for, and its first reader is still to come.
+/// The folio was asked for, and its first reader is still to come.
 pub const ASKED: u8 = FRESH;
-/// It was fetched ahead, before any reader asked for it: reclaim spares it once, for that reader.
+/// The folio was fetched ahead, before any reader asked for it: reclaim spares it once, for that reader.
 pub const AHEAD: u8 = UNREAD | FRESH;
 /// The most reads that are counted.
 pub const READS_MAX: u8 = 3;
@@ -95,9 +95,9 @@ pub fn expect_reader(byte: &AtomicU8) {
 /// A scan's result for a folio.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReferenceState {
-    /// Its reader is still to come: it is spared, and its byte is this now.
+    /// The folio's reader is still to come: it is spared, and its byte is this now.
     Spared(u8),
-    /// It was read so often beyond the first, 0 to 3.
+    /// How often the folio was read beyond the first time, 0 to 3.
     Reads(u8),
 }
 

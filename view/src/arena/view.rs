@@ -103,11 +103,11 @@ const _: () = assert!(size_of::<Record>() == CELL_BYTES);
 pub enum Validation {
     /// The kernel reads: nothing guarantees that the file stays as it is. A record begins so.
     Kernel = 0,
-    /// Nothing: the owner has a lease, and no process changes the file while it stands.
+    /// No check: the owner has a lease, and no process changes the file while it stands.
     Leased = 1,
     /// The file's times are looked at before each read: another process may write it without notice.
     CheckTimes = 2,
-    /// Nothing: the file never changes, lease or no lease.
+    /// No check: the file never changes, lease or no lease.
     Immutable = 3,
     /// The kernel reads this time, because the owner's heartbeat is late. A viewer concludes it for a file that says
     /// [`Validation::Leased`]; no record says so.

@@ -87,7 +87,7 @@ pub struct PagePart {
     pub page: u32,
     /// The part's first byte in its page.
     pub at: usize,
-    /// Its bytes.
+    /// The part's length in bytes.
     pub len: usize,
     /// The range's bytes before it.
     pub done: usize,

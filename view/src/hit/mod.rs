@@ -50,7 +50,7 @@ pub struct Hits {
 }
 
 impl Hits {
-    /// Nothing was copied.
+    /// The result of a run that copied no bytes.
     pub fn none(stopped: HitStop) -> Self {
         Self { bytes: 0, stopped, marker: None }
     }
@@ -174,9 +174,9 @@ struct FoundFile<'a> {
 pub enum PageHit {
     /// All of the range was copied, and its folio carries no marker.
     Read,
-    /// Nothing stands there.
+    /// The page is not in the cache, as far as can be seen without a lock.
     Absent,
-    /// This is no answer: the long way gives one.
+    /// The short way gives no answer: the long way gives one.
     Unclear,
 }
 

@@ -84,7 +84,7 @@ impl JoinRequest {
 pub struct DescriptorOffer {
     /// [`LAYOUT_VERSION`](crate::arena::LAYOUT_VERSION).
     pub version: u32,
-    /// That of the cache.
+    /// The token of the cache.
     pub token: u64,
 }
 
@@ -113,7 +113,7 @@ impl DescriptorOffer {
 pub struct NameOffer {
     /// [`LAYOUT_VERSION`](crate::arena::LAYOUT_VERSION).
     pub version: u32,
-    /// That of the cache.
+    /// The token of the cache.
     pub token: u64,
 }
 

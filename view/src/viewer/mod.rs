@@ -69,9 +69,9 @@ const FRUITLESS_MAX: u32 = 4;
 /// Where a file is mapped into this process.
 #[derive(Clone, Copy, Debug)]
 pub struct Mapped {
-    /// Its first byte's address; aligned to a page.
+    /// The address of the first byte; aligned to a page.
     pub base: NonNull<u8>,
-    /// Its length.
+    /// The length in bytes.
     pub bytes: u64,
 }
 
@@ -204,7 +204,7 @@ impl Viewer {
         Ok(Self { arena, control, run, answer_millis_max, is_late, late_at, late_until })
     }
 
-    /// The same viewer, which waits up to `millis` milliseconds for an answer.
+    /// Makes the viewer wait up to `millis` milliseconds for an answer.
     #[must_use]
     pub fn waiting_at_most(mut self, millis: u32) -> Self {
         self.answer_millis_max = millis;
@@ -225,7 +225,7 @@ impl Viewer {
     pub fn arena(&self) -> &View {
         &self.arena
     }
-    /// This viewer's page.
+    /// The page of this viewer.
     #[inline]
     pub fn page(&self) -> &ViewerPage {
         self.control.page()
@@ -308,7 +308,7 @@ impl Viewer {
         self.page().counters[Counter::Execs as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// This process is the same program still.
+    /// Says that this process is the same program still.
     pub fn end_exec(&self) {
         let execs = &self.page().counters[Counter::Execs as usize];
         // Another page may be in its place by now.

@@ -20,7 +20,7 @@ impl Errno {
     pub const BUSY: Errno = Errno(16);
     /// The file cannot be served.
     pub const OPNOTSUPP: Errno = Errno(95);
-    /// It would have to wait.
+    /// The call would have to wait.
     pub const AGAIN: Errno = Errno(11);
     /// "Input/output error".
     pub const IO: Errno = Errno(5);

@@ -20,7 +20,7 @@ pub struct Entry(u32);
 /// A slot's content, taken apart.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Kind {
-    /// Nothing.
+    /// The slot is empty.
     Empty,
     /// A node one level down, by number.
     Node(u32),
@@ -42,7 +42,7 @@ pub const NUMBERS_MAX: u32 = 1 << 30;
 pub const PAYLOADS_MAX: u32 = 1 << 25;
 
 impl Entry {
-    /// Nothing.
+    /// The content of an empty slot.
     pub const EMPTY: Entry = Entry(0);
 
     /// A node. Panics if the number does not fit in 30 bits.
@@ -119,7 +119,7 @@ impl Value {
     pub const fn payload(self) -> u32 {
         self.0 & (PAYLOADS_MAX - 1)
     }
-    /// The same value as a piece of another order, as a split leaves it.
+    /// The value as a piece of another order, as a split leaves it.
     #[must_use]
     #[inline]
     pub const fn with_order(self, order: u8) -> Self {

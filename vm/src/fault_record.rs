@@ -59,7 +59,7 @@ pub struct ImageIdentity {
 }
 
 impl ImageIdentity {
-    /// Its whole pages.
+    /// The image's whole pages, 2^32 at most.
     pub(super) fn pages(self) -> u64 {
         (self.bytes / PAGE_SIZE as u64).min(1 << 32)
     }
@@ -68,7 +68,7 @@ impl ImageIdentity {
 /// A page that was wanted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RecordedPage {
-    /// Its number in the image.
+    /// The page's number in the image.
     pub page: u32,
     /// [`digest`] of its bytes.
     pub digest: u16,
@@ -142,7 +142,7 @@ impl FaultRecord {
         self.entries.is_empty()
     }
 
-    /// Its bytes, as a file has them.
+    /// The record's bytes, as a file has them.
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(HEAD_BYTES + self.entries.len() * 4 + BLOCK_BYTES);
         bytes.extend_from_slice(MAGIC);

@@ -144,23 +144,23 @@ pub mod internals {
 /// Treatment of the process of a VM that cannot be served any more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum OnFailure {
-    /// It is killed: better no VM than one that reads zeros where its memory was. That is the process that connected,
-    /// as a whole: if one of its connections cannot be served, or is refused with its memory, all its VMs end.
+    /// The process is killed: better no VM than one that reads zeros where its memory was. The process that connected
+    /// ends as a whole: if one of its connections cannot be served, or is refused with its memory, all its VMs end.
     #[default]
     Kill,
-    /// It is left to the embedder. It waits without end where memory is missing, or finds zeros there.
+    /// The process is left to the embedder. It waits without end where memory is missing, or finds zeros there.
     Leave,
 }
 
 /// Pages of the snapshot that are supplied to each VM before it asks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Fill {
-    /// Nothing but what lies around and behind its faults.
+    /// Only pages around and behind the VM's faults.
     Nothing,
     /// The pages of [`RestoreOptions::replay`], if there is one.
     #[default]
     Recorded,
-    /// These first, and then all the rest, from its beginning. Each VM takes all of its memory then.
+    /// Recorded pages first, and then the rest of the image from its beginning. Each VM takes all of its memory then.
     All,
 }
 
@@ -221,11 +221,11 @@ pub struct RestoreOptions {
     /// that the VMs are this server's, the start ends with an error, and the other server goes on. If not set, the
     /// start is not ended.
     pub ending: Option<Arc<OwnedFd>>,
-    /// Is told what happens. It is called by workers, which wait for it.
+    /// Called with each event by workers, which wait for it.
     pub observer: Option<Observer>,
 }
 
-/// Is told what happens.
+/// Called with each event.
 pub type Observer = Arc<dyn Fn(&Event) + Send + Sync>;
 
 /// Bounds of [`RestoreOptions::greeting`]: a clock that is asked for that long from now has an answer.
@@ -435,9 +435,9 @@ pub fn identify_file(cache: &Cache, file: &File, packs: &[File]) -> quinion::err
 pub enum Event {
     /// A VM is served from now on.
     Begun {
-        /// Its number, from 1 on.
+        /// The VM's number, from 1 on.
         vm: u64,
-        /// Its process, 0 if that is not known.
+        /// The VM's process, 0 if that is not known.
         process: u32,
         /// The size of its memory.
         bytes: u64,
@@ -446,7 +446,7 @@ pub enum Event {
     SnapshotLarger {
         /// The VM's number.
         vm: u64,
-        /// Its process, 0 if that is not known.
+        /// The VM's process, 0 if that is not known.
         process: u32,
         /// The end of what the VM has of the snapshot, in bytes.
         used_bytes: u64,
@@ -455,16 +455,16 @@ pub enum Event {
     },
     /// A peer was refused before it was a VM.
     Refused {
-        /// Its process, 0 if that is not known.
+        /// The peer's process, 0 if that is not known.
         process: u32,
         /// Why.
         why: PeerError,
     },
     /// A VM cannot be served any more.
     GivenUp {
-        /// Its number.
+        /// The VM's number.
         vm: u64,
-        /// Its process, 0 if that is not known.
+        /// The VM's process, 0 if that is not known.
         process: u32,
         /// Why.
         why: PeerError,
@@ -476,47 +476,47 @@ pub enum Event {
     Poisoned {
         /// The VM's number.
         vm: u64,
-        /// Its process, 0 if that is not known.
+        /// The VM's process, 0 if that is not known.
         process: u32,
         /// The snapshot, as errors name it.
         snapshot: String,
-        /// Its bytes of the snapshot.
+        /// The bytes of the snapshot that the VM was refused.
         range: Range<u64>,
         /// Why.
         why: Error,
     },
     /// A VM has ended by itself.
     Ended {
-        /// Its number.
+        /// The VM's number.
         vm: u64,
-        /// Its process, 0 if that is not known.
+        /// The VM's process, 0 if that is not known.
         process: u32,
         /// Counts of the work done for it.
         counters: Box<RestoreCounters>,
     },
     /// A VM was still there when the server ended.
     Dropped {
-        /// Its number.
+        /// The VM's number.
         vm: u64,
-        /// Its process, 0 if that is not known.
+        /// The VM's process, 0 if that is not known.
         process: u32,
         /// Whether its process was killed.
         killed: bool,
     },
     /// A VM that another server has served is served by this one from now on.
     TakenOver {
-        /// Its number here.
+        /// The VM's number here.
         vm: u64,
-        /// Its process, 0 if that is not known.
+        /// The VM's process, 0 if that is not known.
         process: u32,
         /// The size of its memory.
         bytes: u64,
     },
     /// A VM is served by another server from now on, which has taken over all of them.
     HandedOver {
-        /// Its number here.
+        /// The VM's number here.
         vm: u64,
-        /// Its process, 0 if that is not known.
+        /// The VM's process, 0 if that is not known.
         process: u32,
     },
     /// Another server was to take over, and did not: VMs are served by this one as before. Or the server that handed

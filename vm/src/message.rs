@@ -37,7 +37,7 @@ pub const VERSION: u64 = 1;
 /// A region as a VMM describes it; see Firecracker's documentation of snapshots and page faults.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 pub struct Region {
-    /// Its first address in the VMM.
+    /// The region's first address in the VMM.
     pub base_host_virt_addr: u64,
     /// Bytes.
     pub size: u64,
@@ -58,11 +58,11 @@ struct Request {
 /// The meaning of the bytes so far.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ParseStep {
-    /// Nothing yet; more has to come.
+    /// No whole message yet; more has to come.
     Unfinished,
-    /// These regions are to be served.
+    /// The regions that are to be served.
     Regions(Vec<Region>),
-    /// It wants the image's memory.
+    /// The peer wants the image's memory.
     WantsImage,
 }
 

@@ -38,18 +38,18 @@ pub const PIECES_MAX: usize = 1024;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum SupplyState {
-    /// It was not supplied yet.
+    /// The page was not supplied yet.
     Absent = 0,
-    /// It was supplied.
+    /// The page was supplied.
     Present = 1,
-    /// It was given back, and is zeros.
+    /// The page was given back, and is zeros.
     Removed = 2,
 }
 
 /// The answer that a fault needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PageNeed {
-    /// So many bytes of the image, from `offset` on, at `address`.
+    /// The bytes of this part of the image.
     Supply(ImagePart),
     /// Zeros.
     Zeros {
@@ -87,7 +87,7 @@ impl ImagePart {
     }
 }
 
-/// Its regions are in more than 1024 pieces.
+/// The VM's regions are in more than 1024 pieces.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the VM has cut its memory into more than {PIECES_MAX} pieces; let it unmap and move larger ones")]
 pub struct TooManyPieces;
@@ -104,24 +104,24 @@ pub enum MoveError {
 /// A region as the VM describes it, checked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MappedRegion {
-    /// Its first address.
+    /// The region's first address.
     pub base: u64,
     /// Where it begins in the image.
     pub offset: u64,
-    /// Its length in bytes.
+    /// The region's length in bytes.
     pub bytes: u64,
 }
 
 /// A region with the state of each of its pages, two bits a page, the first page in the lowest bits of the first word.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RegionStates {
-    /// Its first address.
+    /// The region's first address.
     pub base: u64,
     /// Where it begins in the image.
     pub offset: u64,
     /// How many pages it has.
     pub pages: u64,
-    /// Their states; bits behind the last page are 0.
+    /// The states of the pages; bits behind the last page are 0.
     pub words: Vec<u64>,
 }
 

@@ -118,7 +118,7 @@ impl ReplayCursor {
         Some(&run[..run.len().min((bytes_max / PAGE).max(1) as usize)])
     }
 
-    /// So many pages of the next were supplied, or left out.
+    /// Moves on by `pages` pages, which were supplied, or left out.
     pub(super) fn pass(&mut self, replay: &Replay, pages: usize) {
         self.done += pages;
         if self.done >= replay.pieces[self.piece].0.len() {

@@ -509,7 +509,7 @@ impl ServerSockets {
         }
     }
 
-    /// Those of the running server: other descriptors of the same sockets.
+    /// The sockets of the running server: other descriptors of the same ones.
     fn of(succession: Succession, socket: &Path) -> Result<Self> {
         let doubled = |fd: &OwnedFd| fd.try_clone().map_err(|error| failed(socket, "", error));
         let (listener, successors) = (doubled(&succession.listener)?, doubled(&succession.successors)?);

@@ -70,7 +70,7 @@ pub(super) struct Snapshot {
     name: String,
     /// The file itself, if there is one; size and time of its last change, as they were in the beginning.
     outside: Option<(fs::File, SnapshotVersion)>,
-    /// Its parts, if it is no flat file.
+    /// The snapshot's parts, if it is no flat file.
     assembled: Option<Arc<dyn Assembled>>,
     /// Handles of the cache by which its parts are read, if they are the cache's files: closed with the snapshot.
     files: Vec<Arc<File>>,
@@ -118,7 +118,7 @@ pub(super) struct FileIdentity {
 }
 
 impl FileIdentity {
-    /// That of `file`, of whose version `opened` was noted.
+    /// The identity of `file`, of whose version `opened` was noted.
     fn of(file: &fs::File, opened: SnapshotVersion) -> std::io::Result<Self> {
         let status = rustix::fs::fstat(file)?;
         // A device is another by its own number, whichever file names it.

@@ -104,9 +104,9 @@ const EACH_MAX: usize = 256;
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct VmStats {
-    /// Its number, from 1 on, as [`Event::Begun`](crate::Event::Begun) tells it.
+    /// The VM's number, from 1 on, as [`Event::Begun`](crate::Event::Begun) tells it.
     pub vm: u64,
-    /// Its process, 0 if that is not known.
+    /// The VM's process, 0 if that is not known.
     pub process: u32,
     /// Counts of the work done for it.
     pub counters: RestoreCounters,
@@ -116,9 +116,9 @@ pub struct VmStats {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct RestoreNumber {
-    /// Its name, without `quinion_restore_` or `quinion_restore_vm_` before it, and without `_total` behind it.
+    /// The name, without `quinion_restore_` or `quinion_restore_vm_` before it, and without `_total` behind it.
     pub name: &'static str,
-    /// Its meaning, in a few words.
+    /// The number's meaning, in a few words.
     pub help: &'static str,
     /// Whether it only rises. Its name ends in `_total` then.
     pub is_count: bool,
@@ -131,7 +131,7 @@ pub struct RestoreNumber {
 #[allow(missing_docs, reason = "each is said by its name")]
 pub enum RestoreValue {
     Whole(u64),
-    /// It is told in seconds.
+    /// A time, which is told in seconds.
     Nanoseconds(u64),
 }
 
@@ -153,7 +153,7 @@ impl RestoreNumber {
         Self { is_count: false, ..Self::count(name, help, number) }
     }
 
-    /// Its name in the text for Prometheus, behind `before`.
+    /// The number's name in the text for Prometheus, behind `before`.
     fn full_name(&self, before: &str) -> String {
         format!("{before}{}{}", self.name, if self.is_count { "_total" } else { "" })
     }
@@ -165,7 +165,7 @@ impl RestoreNumber {
 }
 
 impl VmStats {
-    /// Its numbers, as monitors are told of them.
+    /// The VM's numbers, as monitors are told of them.
     pub fn numbers(&self) -> Vec<RestoreNumber> {
         let (n, latency) = (&self.counters, &self.counters.latency);
         let waited = RestoreNumber::count("fault_seconds", "Time that faults waited", 0);
@@ -207,7 +207,7 @@ impl RestoreStats {
         text
     }
 
-    /// Its numbers, as monitors are told of them; the times of faults apart ([`RestoreStats::latency_buckets`]).
+    /// The server's numbers for monitors; the times of faults apart ([`RestoreStats::latency_buckets`]).
     pub fn numbers(&self) -> Vec<RestoreNumber> {
         let n = &self.counters;
         vec![

@@ -96,7 +96,7 @@ pub struct VmHead {
 pub enum TakeoverAnswer {
     /// The successor has all, and all is its own.
     Taken,
-    /// It serves them.
+    /// The successor serves the VMs.
     Serving,
     /// The other side does not go on, and why.
     Refused(String),
@@ -270,10 +270,10 @@ impl TakeoverAnswer {
         text(&Answer { quinion_takeover: VERSION, answer: self })
     }
 
-    /// That it has taken all.
+    /// Checks that the successor says that it has taken all.
     ///
     /// # Errors
-    /// It is none, or of another version, or a refusal.
+    /// The packet is no answer, or of another version, or a refusal.
     pub fn parse(packet: &[u8]) -> Result<(), TakeoverError> {
         match read::<Answer>(packet)?.answer {
             TakeoverAnswer::Taken => Ok(()),
@@ -311,7 +311,7 @@ impl Words<'_> {
         Ok(u64::from_le_bytes(*word))
     }
 
-    /// So many; no room is made for more than there are.
+    /// Reads `count` words; no room is made for more than there are.
     fn take(&mut self, count: u64) -> Result<Vec<u64>, TakeoverError> {
         if count > (self.0.len() / WORD) as u64 {
             return Err(bad("states that are cut"));

@@ -59,7 +59,7 @@ pub enum Modes {
     Missing,
     /// Faults of pages that are in the range's file and not mapped.
     Minor,
-    /// Both.
+    /// Faults of both kinds.
     MissingAndMinor,
 }
 
@@ -79,7 +79,7 @@ pub enum CopyStop {
     Present,
     /// The layout is changing: read events, and try again.
     Changing,
-    /// Nothing is registered there; it was unmapped, perhaps.
+    /// No memory is registered there; it was unmapped, perhaps.
     Nowhere,
     /// The process is no more.
     Over,

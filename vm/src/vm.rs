@@ -90,7 +90,7 @@ pub(super) struct VmShared<'a> {
     /// Makes a waker that has the VM looked at again.
     pub(super) waker: &'a dyn Fn() -> Waker,
     pub(super) tell: &'a dyn Fn(&Event),
-    /// Is told of bytes of the snapshot that the VM was refused, and why.
+    /// Called with bytes of the snapshot that the VM was refused, and why.
     pub(super) tell_poisoned: &'a dyn Fn(Range<u64>, Error),
 }
 
@@ -127,7 +127,7 @@ pub(super) enum NextWait {
     Read,
     /// Another turn when no other VM wants one: there is more to supply ahead.
     Ahead,
-    /// Nothing: its process is no more.
+    /// No further turn: the VM's process is no more.
     Over,
 }
 
@@ -190,15 +190,15 @@ impl PendingFault {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum FaultAnswer {
-    /// It was given.
+    /// The answer was given.
     Given,
-    /// It is to be given again, after the events.
+    /// The answer is to be given again, after the events.
     Again,
     /// There is no memory for it now.
     Short,
-    /// Its page is on its way.
+    /// The fault's page is on its way.
     Reading,
-    /// Nothing is registered there.
+    /// No memory is registered there.
     Stray,
     /// The process is no more.
     Over,
@@ -215,7 +215,7 @@ enum SupplyReason {
 struct FaultedPage {
     /// The space.
     at: usize,
-    /// Its address.
+    /// The page's address.
     page: u64,
     /// When the fault was read.
     since: Instant,
@@ -351,7 +351,7 @@ impl Vm {
         }
     }
 
-    /// Its userfaultfds, the first of which is the one that it began with.
+    /// The VM's userfaultfds, the first of which is the one that it began with.
     pub(super) fn uffds(&self) -> impl Iterator<Item = &Uffd> {
         self.spaces.iter().map(|space| &space.uffd)
     }
@@ -433,7 +433,7 @@ impl Vm {
         self.any_fault(|waiting| !waiting.awaits_read)
     }
 
-    /// Nothing else is to be done.
+    /// How the VM waits when no other work is to be done.
     fn rest(&mut self) -> NextWait {
         if self.any_fault(|waiting| waiting.awaits_read) {
             return NextWait::Read;
@@ -624,7 +624,7 @@ impl Vm {
         Ok(())
     }
 
-    /// That no thread waits is no error.
+    /// Wakes threads that wait for these bytes, if there are any.
     fn wake(&self, at: usize, address: u64, bytes: u64) {
         let _ = self.spaces[at].uffd.wake(address..address + bytes);
     }

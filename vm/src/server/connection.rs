@@ -40,13 +40,13 @@ pub(super) struct ConnectionSlot {
 
 #[derive(Default)]
 pub(super) enum ConnectionState {
-    /// Its message has not come; its thread waits for that.
+    /// The peer's message has not come; its thread waits for that.
     Greeting { since: Instant },
-    /// It is served.
+    /// The VM is served.
     Serving(Box<Vm>),
-    /// It was given up, and its process is to be no more before its descriptor is let go.
+    /// The peer was given up, and its process is to be no more before its descriptor is let go.
     Dying { _kept: HeldUffds },
-    /// It handed over its memory when the server was about to end.
+    /// The peer handed over its memory when the server was about to end.
     Unserved(HeldUffds),
     /// A worker has it, or its thread, which has received all.
     #[default]
@@ -137,7 +137,7 @@ impl Connection {
         matches!(self.place().stage, ConnectionState::Greeting { .. } | ConnectionState::Taken)
     }
 
-    /// It has greeted, and is the caller's; or not, if it is over.
+    /// Takes the connection of a peer that has greeted for the caller; `false` if it is over.
     pub(super) fn begin(&self) -> bool {
         self.take_if(|stage| matches!(stage, ConnectionState::Greeting { .. })).is_some()
     }

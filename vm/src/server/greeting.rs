@@ -41,11 +41,11 @@ impl Drop for PeerThread {
 }
 
 enum AcceptState {
-    /// It is accepted: there is a place, or it is refused.
+    /// The next peer is accepted: there is a place, or it is refused.
     Open,
-    /// It waits: a place becomes free by itself.
+    /// The next peer waits: a place becomes free by itself.
     Soon,
-    /// It waits: there is no place, not even for one more refusal; why.
+    /// The next peer waits: there is no place, not even for one more refusal; why.
     Crowded(&'static str),
 }
 

@@ -63,12 +63,12 @@ struct PausedServer<'a> {
     shared: &'a Shared,
     connections: Vec<Arc<Connection>>,
     vms: Vec<(Arc<Connection>, Box<Vm>)>,
-    /// Is rung before any VM is touched again.
+    /// An event that is rung before any VM is touched again.
     resumed: OwnedFd,
     is_done: bool,
 }
 
-/// That the other end of a connection has the user of this process.
+/// Checks that the other end of a connection has the user of this process.
 pub(super) fn check_user(socket: BorrowedFd<'_>) -> Result<(), TakeoverError> {
     let (theirs, ours) = (peer::user(socket).unwrap_or(u32::MAX), geteuid().as_raw());
     if theirs == ours { Ok(()) } else { Err(TakeoverError::OtherUser(theirs, ours)) }
@@ -252,7 +252,7 @@ impl<'a> PausedServer<'a> {
         }
     }
 
-    /// All of them are the successor's.
+    /// Forgets the VMs: all of them are the successor's.
     fn forget_vms(mut self) {
         self.is_done = true;
         let shared = self.shared;

@@ -176,7 +176,7 @@ impl PacketSocket {
         Ok(Packet { bytes, fds })
     }
 
-    /// So many bytes, from as many packets as they came in. No room is made for bytes that do not come.
+    /// Receives `count` bytes, in as many packets as they come in. No room is made for bytes that do not come.
     pub(super) fn receive_bytes(&self, count: u64) -> Result<Vec<u8>, TakeoverError> {
         let mut bytes = Vec::new();
         while (bytes.len() as u64) < count {

@@ -67,9 +67,9 @@ fn lock_folder(path: &Path) -> Option<OwnedFd> {
 /// Which of a server's two sockets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum SocketAddress {
-    /// That of VMMs: at the path that the server was given.
+    /// The socket of VMMs: at the path that the server was given.
     Vmms,
-    /// That of a server which is to take over: beside it, and for the same user alone.
+    /// The socket of a server which is to take over: beside it, and for the same user alone.
     Successors,
 }
 

@@ -18,7 +18,7 @@ pub(super) struct Table {
     pub(super) vms: HashSet<u64>,
     /// Threads of peers: of those that greet, and of those whose descriptors block in close.
     pub(super) threads: usize,
-    /// It was reported that no further peer can be refused, or that no more threads may wait.
+    /// Whether it was reported that no further peer can be refused, or that no more threads may wait.
     pub(super) is_crowd_logged: bool,
     /// Threads that may be about to accept a peer.
     pub(super) accepting: usize,

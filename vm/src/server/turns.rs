@@ -184,7 +184,7 @@ impl Shared {
         }
     }
 
-    /// Of many pages some are told: each of them costs a line, and a damaged chunk has many.
+    /// Reports some of many poisoned pages: each report costs a line, and a damaged chunk has many.
     fn tell_poisoned(&self, connection: &Connection, range: Range<u64>, why: Error) {
         if !self.poisoned.lock().unwrap_or_else(PoisonError::into_inner).take(Instant::now()) {
             return;

@@ -88,7 +88,7 @@ pub(super) struct LayerFile {
     path: PathBuf,
     file: fs::File,
     opened: SnapshotVersion,
-    /// The same file, read past the kernel's page cache; `None` where that is not possible, or the kernel holds it.
+    /// The file, read past the kernel's page cache; `None` where that is not possible, or the kernel holds it.
     direct: Option<fs::File>,
     direct_works: AtomicBool,
     is_held: AtomicBool,
@@ -278,7 +278,7 @@ impl LayerFile {
         &self.path
     }
 
-    /// Its size when it was opened.
+    /// The file's size in bytes when it was opened.
     #[cfg(feature = "pack")]
     pub(super) fn bytes(&self) -> u64 {
         self.opened.bytes()

@@ -44,7 +44,7 @@ use crate::{Event, Fill, PeerError};
 
 /// Bytes that are supplied ahead between two looks for faults.
 pub(super) const AHEAD_BYTES: u64 = 128 << 10;
-/// The same, when the VM waits for just that. A fault of anything else waits for such a step once.
+/// Like `AHEAD_BYTES`, when the VM waits for just that. A fault of anything else waits for such a step once.
 pub(super) const AHEAD_BYTES_MAX: u64 = 512 << 10;
 /// In one turn, in [`AHEAD_BYTES`].
 pub(super) const AHEAD_STEPS: u64 = 4;
@@ -74,11 +74,11 @@ pub(super) enum AheadStep {
 }
 
 enum Ready<T> {
-    /// They are there.
+    /// The bytes are there.
     Yes(T),
-    /// They are on their way, or there is no memory for them now.
+    /// The bytes are on their way, or there is no memory for them now.
     Later,
-    /// They cannot be had.
+    /// The bytes cannot be had.
     Never,
 }
 

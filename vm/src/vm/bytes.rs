@@ -15,7 +15,7 @@ use super::PAGE;
 use crate::pages::ImagePart;
 
 pub(super) enum SnapshotBytes {
-    /// They lie in the cache.
+    /// Bytes that lie in the cache.
     Pinned(Pinned),
     /// The first `len` of a buffer.
     Copied { buffer: Vec<u8>, len: usize },

@@ -39,7 +39,7 @@ use super::source::PackSource;
 
 /// Bytes of chunks that were decompressed last.
 const RECENT_BYTES: usize = 16 << 20;
-/// The same, in chunks at least.
+/// How many chunks may be kept, even if they have more than `RECENT_BYTES` bytes.
 const RECENT_MIN: usize = 8;
 
 static LAST_NUMBER: AtomicU64 = AtomicU64::new(0);

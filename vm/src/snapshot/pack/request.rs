@@ -113,7 +113,7 @@ pub struct VerifyReport {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct DamagedChunk {
-    /// Its bytes of the snapshot.
+    /// The chunk's bytes of the snapshot.
     pub range: Range<u64>,
     /// Why.
     pub error: io::Error,

@@ -39,7 +39,7 @@ const PAUSE: std::ops::Range<Duration> = Duration::from_micros(50)..Duration::fr
 
 /// The bytes of one pack.
 pub(super) trait PackSource: Send + Sync + fmt::Debug {
-    /// Its size when it was opened.
+    /// The pack's size in bytes when it was opened.
     fn bytes(&self) -> u64;
     /// Fills `into` from `position` on. May block.
     fn read_exact(&self, into: &mut [u8], position: u64) -> io::Result<()>;
@@ -47,7 +47,7 @@ pub(super) trait PackSource: Send + Sync + fmt::Debug {
     fn has_changed(&self) -> bool;
     /// The file that it is, if it can be told from others.
     fn identity(&self) -> Option<FileIdentity>;
-    /// Its name for messages.
+    /// The pack's name for messages.
     fn name(&self) -> String;
 }
 
@@ -100,7 +100,7 @@ pub(super) fn uncached_handle(file: &File) -> Arc<File> {
 }
 
 impl CachedPack {
-    /// It can be read as long as `file` is there.
+    /// A pack that can be read as long as `file` is there.
     pub(super) fn new(file: &Arc<File>) -> Self {
         let name = file.path().map_or("the pack".to_owned(), |path| path.display().to_string());
         Self { file: Arc::downgrade(file), name, bytes: file.len(), stall_max: STALL_MAX }

@@ -170,7 +170,7 @@ struct PackPlan {
 /// The outcome of a worker for one chunk.
 enum PreparedChunk {
     Zeros,
-    /// This pack has it already.
+    /// The new pack has the chunk already.
     Written(ChunkDigest),
     Older(ChunkDigest, OlderChunk),
     New(ChunkDigest, ChunkForm, Vec<u8>),

@@ -15,7 +15,7 @@ use crate::layout::{BYTES_MAX, BYTES_MIN};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DiskError {
-    /// It would be too small, or too large.
+    /// The store would be too small, or too large.
     #[error(
         "cannot have a disk tier of {bytes} bytes: it can have {BYTES_MIN} to {BYTES_MAX}; give it {} MiB or more, and \
          {} TiB at most",
@@ -42,7 +42,7 @@ pub enum DiskError {
         /// The file.
         path: PathBuf,
     },
-    /// Others could have written to it.
+    /// The file is not a regular file to which this user alone has access.
     #[error(
         "cannot use {path} for the disk tier: it belongs to another user, or others may read or write it, and a disk \
          tier is private (mode 0600); name a folder of your own"

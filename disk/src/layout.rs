@@ -116,7 +116,7 @@ impl Superblock {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SuperblockState {
-    /// Nothing was ever written.
+    /// The superblock is zeros: no store was ever written there.
     Empty,
     /// A store that this code can read.
     Valid(Superblock),

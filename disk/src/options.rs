@@ -48,22 +48,22 @@ impl DiskOptions {
         }
     }
 
-    /// The same, with so much memory for pages on their way.
+    /// Sets the memory for segments that are being filled or written, in bytes.
     #[must_use]
     pub fn buffer_bytes(mut self, bytes: usize) -> Self {
         self.buffer_bytes = bytes;
         self
     }
 
-    /// The same, but a folder that another process uses is waited for as long as `time`: for the successor of a process
-    /// that is about to end, and has to write first. By default for 2 seconds.
+    /// Sets how long an open waits while another process uses the folder: a process that is about to end, and has a
+    /// successor, writes first. By default 2 seconds.
     #[must_use]
     pub fn in_use_max(mut self, time: Duration) -> Self {
         self.in_use_max = time;
         self
     }
 
-    /// The same, with a disk that is waited for no longer than that. For tests.
+    /// Sets how long a request to the disk is waited for before the disk is left alone. For tests.
     #[doc(hidden)]
     #[must_use]
     pub fn answer_max(mut self, time: Duration) -> Self {

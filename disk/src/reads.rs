@@ -90,7 +90,7 @@ struct Pending {
 }
 
 impl ReadThreads {
-    /// None of them runs yet. Each calls `on_start` first.
+    /// No read thread runs yet. Each calls `on_start` first.
     pub fn new(on_start: fn()) -> Self {
         Self { queue: Arc::default(), on_start, process: std::process::id() }
     }

@@ -187,7 +187,7 @@ impl Staging {
         self.open.as_ref().is_some_and(|open| open.changed.is_some())
     }
 
-    /// Nothing is left to be written, but perhaps an open segment.
+    /// Whether no segment is left to be written, but perhaps an open one.
     pub fn is_drained(&self) -> bool {
         self.sealed.is_empty() && self.writing.is_none()
     }

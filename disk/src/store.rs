@@ -46,9 +46,9 @@ pub struct DiskStore {
 /// Why pages were not read. In each case they have to be read from the store behind.
 #[derive(Debug)]
 pub enum Missed {
-    /// Some of them are not here.
+    /// The store does not have all of the pages.
     NotThere,
-    /// Some of them did not have their checksum.
+    /// The bytes of some pages do not match their checksum.
     Corrupt,
     /// The disk refused.
     Failed(io::Error),
@@ -262,7 +262,7 @@ impl DiskStore {
         self.shared.is_off()
     }
 
-    /// Its operations so far and its contents.
+    /// Counts of the store's operations so far, and of its contents.
     pub fn stats(&self) -> DiskStats {
         let mut stats = DiskStats { is_off: self.is_off(), ..self.shared.counters.read() };
         // Of a disk that is left alone no page can be found.
@@ -494,7 +494,7 @@ fn bytes_in_run(run: &[Extent], extent: &Extent) -> std::ops::Range<usize> {
 /// How pages are treated that were read, and lie where a segment is written.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Survivors {
-    /// They move on, to the open segment.
+    /// The pages move on, to the open segment.
     PutAgain,
     Drop,
 }

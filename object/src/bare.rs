@@ -149,7 +149,7 @@ async fn range_of(
     Ok((meta, result.bytes().await?))
 }
 
-/// The same answer, whose body has the bytes of its range or ends with an error.
+/// The answer with a body that has the bytes of its range or ends with an error.
 pub fn exactly(result: GetResult) -> GetResult {
     let GetResult { payload, meta, range, attributes, extensions } = result;
     let payload = match payload {

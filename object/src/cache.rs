@@ -192,7 +192,7 @@ impl ObjectCache {
         Ok(Self { shared: Arc::new(shared), freshness: None })
     }
 
-    /// The same objects, for opens that take the known metadata of an object for current as long as that, in place of
+    /// A handle whose opens take the known metadata of an object for current as long as `freshness` says, in place of
     /// [`Options::freshness`].
     #[must_use]
     pub fn with_freshness(mut self, freshness: Freshness) -> Self {

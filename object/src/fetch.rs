@@ -410,10 +410,10 @@ impl Fetcher {
         Ok(())
     }
 
-    /// The same of a file of a folder, which programs may write to in place. The store says how the file was when it
-    /// opened it, and reads its bytes later; it gives empty pieces without end where the file was cut meanwhile. So
-    /// bytes are delivered once the file is found unchanged, and are read when a write would leave another time than
-    /// the one that it has.
+    /// Like `receive`, for a file of a folder, which programs may write to in place. The store says how the file was
+    /// when it opened it, and reads its bytes later; it gives empty pieces without end where the file was cut
+    /// meanwhile. So bytes are delivered once the file is found unchanged, and are read when a write would leave
+    /// another time than the one that it has.
     ///
     /// Two changes may not be found:
     ///  - A store to a shared mapping leaves a time when it makes its page dirty. Further ones leave none until the

@@ -86,11 +86,11 @@ impl ObjectFile {
     pub fn meta(&self) -> &ObjectMeta {
         &self.inner.meta
     }
-    /// Its key.
+    /// The object's key.
     pub fn path(&self) -> &Path {
         &self.inner.meta.location
     }
-    /// Its size in bytes.
+    /// The object's size in bytes.
     pub fn len(&self) -> u64 {
         self.inner.meta.size
     }

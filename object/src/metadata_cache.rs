@@ -72,7 +72,7 @@ impl<H> fmt::Debug for MetadataCache<H> {
 }
 
 impl<H: Clone> MetadataCache<H> {
-    /// Nothing is known.
+    /// An empty cache: no object is known.
     pub fn new(freshness: Freshness) -> Self {
         let state = Mutex::new(State { objects: HashMap::new(), writes: 0 });
         Self { freshness, known_max: KNOWN_MAX, state }

@@ -171,7 +171,7 @@ mod connector {
     struct BusyAnswer {
         status: u16,
         after: Duration,
-        /// Of the body no more: `shown` would not find it in this text.
+        /// The reason in the body, and no more of it: `shown` would not find it in this text.
         reason: String,
     }
 

@@ -23,8 +23,8 @@ pub struct FetchStats {
     pub gap_bytes: u64,
     /// GETs and HEADs that did not do and were sent again.
     pub retries: u64,
-    /// Those of them before which the store was left alone because it asked for that (`Retry-After`), as far as its
-    /// HTTP client hears that ([`RetryAdvice`](crate::RetryAdvice)).
+    /// Retries before which the store was left alone because it asked for that (`Retry-After`), as far as its HTTP
+    /// client hears that ([`RetryAdvice`](crate::RetryAdvice)).
     pub advised: u64,
     /// Fetches that failed for good.
     pub failures: u64,

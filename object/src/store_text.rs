@@ -22,7 +22,7 @@ use std::error::Error;
 
 /// How the crate `object_store` begins the text of a refused request, up to the status; the body is behind that.
 const REFUSED: &str = "Server returned non-2xx status code: ";
-/// The same, of an answer that was no error by its status. The body follows.
+/// How it begins the text of an answer that was no error by its status. The body follows.
 const WRONG: &str = "Server returned error response: ";
 /// A message is a sentence or two.
 const REASON_CHARACTERS_MAX: usize = 500;

@@ -14,7 +14,7 @@ use quinion_testing_s3::{Connector, Fault, FaultPlan, Server, check};
 
 const LEN: usize = 300_000;
 
-/// Its own retries, as users' clients have them, are left to it.
+/// A store that keeps its own retries, as users' clients have them.
 fn store(server: &Server) -> Arc<dyn ObjectStore> {
     let retry = RetryConfig { max_retries: 10, ..RetryConfig::default() };
     let builder = AmazonS3Builder::new()

@@ -64,7 +64,7 @@ async fn the_crates_own_tests(store: &CachedStore) {
     store.objects().cache().check().unwrap();
 }
 
-/// The same calls of a bare store and of a cached one. Others write to both in the same way.
+/// A comparison of the same calls of a bare store and of a cached one. Others write to both in the same way.
 struct Comparison {
     bare: Arc<dyn ObjectStore>,
     below: Arc<dyn ObjectStore>,

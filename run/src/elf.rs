@@ -66,7 +66,7 @@ pub struct Symbol<'a> {
     pub bytes: u64,
     /// Whether the file offers it; otherwise it asks for it.
     pub is_defined: bool,
-    /// Its kind.
+    /// The symbol's kind.
     pub kind: SymbolKind,
 }
 
@@ -86,9 +86,9 @@ pub enum SymbolKind {
 pub enum ElfError {
     /// The file cannot be read.
     Io(io::Error),
-    /// It is no ELF file, or one of another class or byte order, or a damaged one.
+    /// The file is no ELF file, or one of another class or byte order, or a damaged one.
     Malformed(object::read::Error),
-    /// It is made for another machine.
+    /// The file is made for another machine.
     Machine(u16),
 }
 
@@ -308,7 +308,7 @@ mod tests {
         assert!(!read.is_defined && read.version.is_some_and(|version| version.starts_with("GLIBC_")));
     }
 
-    /// The same numbers as `nm` prints, for all that a C library offers.
+    /// Functions have the addresses that `nm` prints, for all that a C library offers.
     #[test]
     fn a_library_offers_the_symbols_that_another_reader_lists() {
         let interpreter = ourselves().interpreter().unwrap();

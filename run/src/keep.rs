@@ -118,7 +118,7 @@ impl FromStr for Name {
 /// How long a kept cache stays when it is not used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Idle {
-    /// So long.
+    /// The cache stays for this time.
     For(Duration),
     /// Until it is stopped.
     Never,
@@ -172,9 +172,9 @@ impl fmt::Display for Idle {
 /// The cache a run wants.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct CacheRequest {
-    /// Its name.
+    /// The cache's name.
     pub name: Name,
-    /// Its memory in bytes, if that was said.
+    /// The cache's memory in bytes, if that was said.
     pub memory: Option<u64>,
     /// How long it stays, if that was said.
     pub idle: Option<Idle>,
@@ -272,7 +272,7 @@ impl JoinedCache {
         Ok(())
     }
 
-    /// Its name.
+    /// The cache's name.
     pub fn name(&self) -> &Name {
         &self.name
     }
@@ -299,9 +299,9 @@ fn silent(name: &Name) -> io::Error {
 /// How stopping a cache went.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StopOutcome {
-    /// It ended as it should.
+    /// The cache ended as it should.
     Ended,
-    /// It did not answer, and was killed.
+    /// The cache did not answer, and was killed.
     Killed,
     /// There was none.
     NotThere,
@@ -356,7 +356,7 @@ fn stop_owner(mut line: Connection) -> io::Result<StopOutcome> {
     Ok(StopOutcome::Killed)
 }
 
-/// It may end by itself just now.
+/// Kills the process, which may end by itself just now.
 fn kill(process: &OwnedFd) -> io::Result<StopOutcome> {
     match pidfd_send_signal(process, Signal::KILL) {
         Ok(()) => Ok(StopOutcome::Killed),
@@ -398,9 +398,9 @@ fn is_read_only(error: &io::Error) -> bool {
 /// A kept cache as it is seen from outside.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ObservedCache {
-    /// Its name.
+    /// The cache's name.
     pub name: Name,
-    /// Its process; 0 if that has no number here.
+    /// The cache's process; 0 if that has no number here.
     pub process: u32,
     /// `None` if it does not answer.
     pub status: Option<Status>,

@@ -115,7 +115,7 @@ pub enum Intercept {
 }
 
 impl Intercept {
-    /// Its name on the command line.
+    /// The option's word on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Intercept::Auto => "auto",
@@ -495,7 +495,7 @@ impl Session {
         Self::start_in(owner, Folder::of_user()?)
     }
 
-    /// The same in `folder`, the user's: programs load the object from there and connect there, and it remembers
+    /// Like `start`, in the user's `folder`: programs load the object from there and connect there, and it remembers
     /// earlier runs.
     fn start_in(owner: Arc<dyn Owner>, folder: Folder) -> io::Result<Self> {
         let (socket, listener) = Socket::listen_in(folder.path())?;

@@ -122,7 +122,7 @@ pub struct Plan {
 /// A function that is not patched.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct UnpatchedFunction {
-    /// Its name.
+    /// The function's name.
     pub name: String,
     /// The reason.
     pub why: PatchRefused,
@@ -131,11 +131,11 @@ pub struct UnpatchedFunction {
 /// Why a function cannot be patched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PatchRefused {
-    /// Its code is chosen at start among several.
+    /// The function's code is chosen at start among several.
     Chosen,
-    /// It is too short for a jump.
+    /// The function is too short for a jump.
     Short,
-    /// Its first instructions cannot be run elsewhere.
+    /// The function's first instructions cannot be run elsewhere.
     Unmovable,
     /// Something jumps between its first bytes.
     JumpedInto,
@@ -160,9 +160,9 @@ impl fmt::Display for PatchRefused {
 pub enum NoPlan {
     /// The library does not say which build it is.
     NoBuildId,
-    /// This essential function cannot be patched.
+    /// An essential function cannot be patched.
     Essential(UnpatchedFunction),
-    /// It does not have this function under this name, and makes calls without the name that must be seen.
+    /// The library has no function of this name, and makes calls without the name that must be seen.
     Hidden(&'static str),
 }
 

@@ -30,7 +30,7 @@ pub enum Kind {
     SetId(PathBuf),
     /// For another machine, or linked by another linker (named here).
     Foreign(PathBuf, String),
-    /// It could not be examined.
+    /// The program could not be examined.
     Unknown,
 }
 
@@ -313,7 +313,7 @@ enum Linking {
     /// Linked dynamically, by the dynamic linker at this path.
     By(String),
     Static,
-    /// Its headers are incomplete, or it has none.
+    /// The file's program headers are incomplete, or it has none.
     Broken,
 }
 

@@ -29,9 +29,9 @@ pub enum Form {
 /// The value of one line of a report.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Value {
-    /// So many of something.
+    /// A number of something.
     Number(u64),
-    /// So many bytes.
+    /// A number of bytes.
     Bytes(u64),
     /// `part` of `whole`; of nothing it is no number.
     Share {
@@ -50,7 +50,7 @@ pub enum Value {
     List(Vec<Value>),
     /// Sentences: in text a line each.
     Lines(Vec<String>),
-    /// It is not known.
+    /// A value that is not known.
     Unknown,
     /// Lines of its own.
     Group(Report),

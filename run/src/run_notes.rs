@@ -196,7 +196,7 @@ impl LeftFile {
 enum Listed {
     /// Also these two: something was served, so they may be the reason why it is little.
     All,
-    /// These two only if there is no other.
+    /// The two reasons only if there is no other.
     IfAlone,
     /// Not these two, nor that a file was read too few times: a better cause was found for that.
     Beside,

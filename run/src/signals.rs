@@ -57,7 +57,7 @@ const CAUGHT: [i32; 12] = [
     libc::SIGCHLD,
 ];
 
-/// Others whose default ends a process. One that has a handler already, as a profiler's has, is left to that.
+/// Other signals whose default ends a process. One that has a handler already, as a profiler's has, is left to that.
 const CAUGHT_IF_DEFAULT: [i32; 9] = [
     libc::SIGALRM,
     libc::SIGVTALRM,
@@ -98,11 +98,11 @@ static NOTE: extern "C" fn() = note_inherited;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct Signal {
-    /// Its number.
+    /// The signal's number.
     pub number: i32,
     /// Above 0 if the kernel sent it by itself: for a terminal, to the whole group.
     code: i32,
-    /// Its sender, if a process sent it.
+    /// The sending process, if a process sent the signal.
     sender: u32,
     /// The value that it was queued with, if there is one.
     value: u64,

@@ -40,7 +40,7 @@ pub use harmless_syscalls::is_harmless;
 /// One place from which an object enters the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Site {
-    /// Its address in the object.
+    /// The site's address in the object.
     pub address: u64,
     /// The system call's number, if only one can be meant.
     pub number: Option<u32>,

@@ -15,24 +15,24 @@ use std::str::FromStr;
 /// An amount of memory from a command line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Size {
-    /// So many bytes.
+    /// A number of bytes.
     Bytes(u64),
-    /// So many millionths of the memory of the machine or container.
+    /// Millionths of the memory of the machine or container.
     Millionths(u32),
 }
 
 /// Why a text is not a size.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum SizeError {
-    /// It does not begin with a number; the text.
+    /// The text, which does not begin with a number.
     NoNumber(String),
     /// The text after the number, which is not a unit.
     Unit(String),
-    /// It is more than a cache could ever have; the text.
+    /// The text, which is more than a cache could ever have.
     TooLarge(String),
-    /// It is a share of 0 % or of more than 100 %; the text.
+    /// The text, which is a share of 0 % or of more than 100 %.
     Share(String),
-    /// It is a share, where none can be taken; the text.
+    /// The text, which is a share, where none can be taken.
     NoShare(String),
 }
 
@@ -182,7 +182,7 @@ impl Decimal {
         Some(Self { digits, places: u32::try_from(fraction.len()).ok()? })
     }
 
-    /// This times `unit`, rounded down; `None` if that is more than a `u64` holds.
+    /// The number times `unit`, rounded down; `None` if that is more than a `u64` holds.
     fn times(&self, unit: u64) -> Option<u64> {
         let scale = 10_u128.checked_pow(self.places)?;
         u64::try_from(u128::from(self.digits) * u128::from(unit) / scale).ok()

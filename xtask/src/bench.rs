@@ -16,7 +16,7 @@ use crate::tools::{cargo, rustc_line, target_folder};
 
 /// The oldest compiler that builds the peers: its second number.
 const PEERS_SINCE: u32 = 91;
-/// The same of `quinion-s3`.
+/// The oldest compiler that builds `quinion-s3`: its second number.
 const ENDPOINT_SINCE: u32 = 92;
 /// The tests set it so that programs wait for the cache's owner on a busy machine; no measurement should.
 const WAIT: &str = "QUINION_WAIT_MS";

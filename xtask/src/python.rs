@@ -47,8 +47,8 @@ pub fn step() -> Step {
     Step::new("python", Action::Call(|| build_and_test(Length::Day)))
 }
 
-/// The same with the heavy engines, whose tests say `SKIPPED` by day, and a million operations where that does some
-/// thousands.
+/// Like `step`, with the heavy engines, whose tests say `SKIPPED` by day, and a million operations where that does
+/// some thousands.
 pub fn nightly_step() -> Step {
     Step::new("python-heavy", Action::Call(|| build_and_test(Length::Night)))
 }

@@ -28,7 +28,7 @@ pub enum Action {
     Expect(Command, String),
     Call(fn() -> Result<(), Failure>),
     Skip(String),
-    /// Its prerequisites could not be prepared.
+    /// The step's prerequisites could not be prepared.
     Fail(Failure),
 }
 

@@ -55,7 +55,7 @@ const LTP_FAMILIES: &str = "\
     tee vmsplice copy_file_range open openat creat close link unlink rename stat statx fstat utime \
     truncate ftruncate fallocate fsync fdatasync sync_file_range posix_fadvise inotify fanotify umount \
     seccomp setuid prctl pipe";
-/// It makes process numbers go round, which takes minutes and is none of a cache's business.
+/// A test that makes process numbers go round, which takes minutes and is none of a cache's business.
 const LTP_WITHOUT: &str = "fork13";
 /// The tests of its pager, locks, logs and backups; not those that break off at random, and have other tests each time.
 const SQLITE_FILES: &str = "\

@@ -22,12 +22,12 @@ pub mod skip;
 
 pub const KEY: &str = "loopback";
 pub const SECRET: &str = "only-for-tests";
-/// Of Azure's protocol; the key is "only-for-tests" in base 64, as the protocol has keys.
+/// The account of Azure's protocol; the key is "only-for-tests" in base 64, as the protocol has keys.
 pub const ACCOUNT: &str = "loopback";
 pub const ACCOUNT_KEY: &str = "b25seS1mb3ItdGVzdHM=";
 const START_MAX: Duration = Duration::from_secs(300);
 
-/// It ends when this is dropped.
+/// A server process, which ends when this is dropped.
 pub struct Server {
     process: Child,
     address: SocketAddr,
@@ -139,7 +139,7 @@ impl Server {
         }
     }
 
-    /// It tries nothing again by itself.
+    /// Makes a bucket; its client tries nothing again by itself.
     pub fn bucket_builder(&self, name: &str) -> AmazonS3Builder {
         self.make_bucket(name);
         builder(self.address, name).with_access_key_id(KEY).with_secret_access_key(SECRET)

@@ -62,9 +62,9 @@ const CONNECTIONS_MAX: usize = 256;
 const RECEIVE_BYTES_MAX: usize = 16 << 10;
 /// How often it is checked whether a process views the cache, and can find it, while no run is there.
 const LOOK: Duration = Duration::from_millis(500);
-/// The same, if only its name in the folder matters.
+/// Like `LOOK`, if only the cache's name in the folder matters.
 const LOOK_RARELY: Duration = Duration::from_secs(10);
-/// The same, while it may end at any moment: so that it does not spin with `--idle 0s`.
+/// Like `LOOK`, while the cache may end at any moment: so that it does not spin with `--idle 0s`.
 const LOOK_OFTEN: Duration = Duration::from_millis(20);
 /// The unit in which a cache has its memory.
 const EXTENT: u64 = quinion::internals::units::EXTENT_SIZE as u64;
@@ -86,7 +86,7 @@ pub struct KeepOptions {
 
 /// The cache that is kept.
 pub struct Cache {
-    /// Its owner, as viewers see it.
+    /// The cache's owner, as viewers see it.
     pub owner: Arc<dyn Owner>,
     /// How its own numbers are asked for.
     pub numbers: Box<dyn AskedNumbers>,
@@ -100,7 +100,7 @@ impl std::fmt::Debug for Cache {
     }
 }
 
-/// Is the owner of a kept cache, from the first moment of this process to its end. `build` builds the cache.
+/// Runs the owner of a kept cache, from the first moment of this process to its end. `build` builds the cache.
 ///
 /// # Errors
 /// The error, in words; the starter was told.

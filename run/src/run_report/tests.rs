@@ -134,7 +134,7 @@ fn where_little_was_served_the_reasons_are_given() {
     assert!(report.notes()[0].starts_with(note), "{:?}", report.notes());
 }
 
-/// Such a descriptor is not asked for, so its file's name is not known.
+/// A descriptor on another file system is not asked for, so its file's name is not known.
 #[test]
 fn where_most_is_on_another_file_system_the_options_that_serve_it_are_named() {
     let mut report = plain();

@@ -133,7 +133,7 @@ pub(crate) fn ffi_call<A: Answer>(call: impl FnOnce() -> Result<A>) -> A {
     }
 }
 
-/// The same of a callback: a panic in it is an error of the backend's.
+/// Like `ffi_call`, for a callback: a panic in it is an error of the backend's.
 pub(crate) fn guarded<T>(call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| Err(io::Error::other(text_of(panic))))
 }

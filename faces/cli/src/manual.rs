@@ -67,7 +67,7 @@ fn script_for(shell: Shell) -> String {
     }
 }
 
-/// The same for the argument of `cat` and `stat`; other verbs take files alone.
+/// Adds URLs to the zsh script, for the argument of `cat` and `stat`; other verbs take files alone.
 fn with_urls_in_zsh(script: &str) -> String {
     let line_with_urls = |line: &str| match line.starts_with("'*::files -- ") {
         true => line.replace(":_files'", ":_quinion_files_or_urls'"),

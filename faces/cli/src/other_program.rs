@@ -22,7 +22,7 @@ const SCHEMES: [&str; 9] = ["s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "
 #[derive(clap::Args, Debug)]
 #[command(disable_help_flag = true)]
 pub struct Arguments {
-    /// Its options; --help shows them.
+    /// Options of the verb; --help shows them.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTION")]
     words: Vec<OsString>,
 }

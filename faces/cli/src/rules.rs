@@ -47,10 +47,10 @@ enum FileSystems {
 }
 
 impl Arguments {
-    /// The same with folders as they are found from anywhere.
+    /// Makes the folders' paths absolute, and resolves their links.
     ///
     /// # Errors
-    /// A folder is not there, or its name cannot be said.
+    /// A folder is not there, or its name is not UTF-8.
     pub fn settled(self) -> Result<Self, String> {
         let settle = |folder: PathBuf| {
             let found = folder.canonicalize();

@@ -144,11 +144,11 @@ enum Mode {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Life {
-    /// Nothing: its report is written afterwards.
+    /// The owner is not disturbed: its report is written afterwards.
     Calm,
-    /// It is the `run` itself, which is stopped at times, and killed once.
+    /// The owner is the `run` itself, which is stopped at times, and killed once.
     Own,
-    /// It outlives the run; it is stopped, killed and restarted.
+    /// The owner outlives the run; it is stopped, killed and restarted.
     Kept,
 }
 

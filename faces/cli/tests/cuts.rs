@@ -68,7 +68,7 @@ fn nothing_old_is_left(way: &str) {
     nothing_old_is_left_by(quinion(), &[], way);
 }
 
-/// The same, by a command that starts Quinion, and with these options of `run`.
+/// Like `nothing_old_is_left`, by a command that starts Quinion, and with these options of `run`.
 #[track_caller]
 fn nothing_old_is_left_by(mut command: Command, options: &[&str], way: &str) {
     let folder = scratch();

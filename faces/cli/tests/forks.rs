@@ -132,7 +132,7 @@ fn children_that_are_forked_while_descriptors_are_sent_have_none_of_ours() {
     assert!(storm(&["python3", "-c", FORBIDDEN], SENDS).served() > 0);
 }
 
-/// The same while another thread becomes a viewer, by five descriptors, to tell the owner of a cut.
+/// A thread forks while another one becomes a viewer, by five descriptors, to tell the owner of a cut.
 #[test]
 fn children_that_are_forked_while_another_thread_joins_have_no_descriptor_of_ours() {
     assert!(storm(&[], JOINS).served() > 0);

@@ -401,7 +401,7 @@ fn memory_is_one_bound_however_many_runs_there_are() {
     assert_eq!((after(&kept, "\"runs_begun\":"), home.owners().len()), (4, 1), "{kept}");
 }
 
-/// So it keeps no file system busy, and the space of a removed file is freed at once.
+/// A closed file keeps no file system busy, and the space of a removed one is freed at once.
 #[test]
 fn an_unused_file_is_closed_though_no_client_comes() {
     let home = Home::new();

@@ -274,7 +274,7 @@ for reads in (False, True):
     print(os.pread(file, 10, 0), os.read(os.open(sys.argv[1], os.O_RDONLY), 10), os.pread(file, 10, 0))
 ";
 
-/// It is served no reads, and the owner is told what it does all the same: no lease tells of such a cut.
+/// The child is served no reads, and the owner is told what it does all the same: no lease tells of such a cut.
 #[test]
 fn a_child_with_threads_tells_the_owner_of_its_changes() {
     let folder = scratch();
@@ -350,7 +350,7 @@ for turn in range(40):
         if os.pread(file, 65536, 65536 * turn) != bytes([turn]) * 65536: print('wrong')
 ";
 
-/// That all slots are taken for a moment is no reason to leave a file to the kernel for good.
+/// Slots that are all taken for a moment are no reason to leave a file to the kernel for good.
 #[test]
 fn files_are_served_that_more_threads_open_than_there_are_slots() {
     let folder = scratch();

@@ -33,7 +33,7 @@ impl Terminal {
         Self::run_in(&std::env::temp_dir(), rows, arguments)
     }
 
-    /// The same, with kept caches in `runtime`.
+    /// Like `run`, with kept caches in `runtime`.
     fn run_in(runtime: &Path, rows: u16, arguments: &[&str]) -> Self {
         Self::command_in(runtime, rows, &[&["run"], arguments].concat())
     }

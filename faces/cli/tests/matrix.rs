@@ -14,7 +14,7 @@ use std::path::Path;
 mod disk;
 use disk::{Report, Words, files, plain, python, same, same_in, scratch, size};
 
-/// The same both ways, and at least 90 % of all bytes of `read` came from the cache.
+/// Checks that the output is the same both ways, and that the cache served over 90 % of all bytes of `read`.
 #[track_caller]
 fn served(words: Words, read: &[&str]) -> Report {
     let report = same(words);
@@ -125,7 +125,7 @@ fn gzip() {
     }
 }
 
-/// It maps a single file; of many files, and without maps, it reads them.
+/// ripgrep maps a single file; of many files, and without maps, it reads them.
 #[test]
 fn ripgrep() {
     disk::program("rg");
@@ -199,7 +199,7 @@ fn sqlite3() {
 
 // ---- programs that are left to the kernel, in part or whole ---------------------------------------------------------
 
-/// It opens its file as descriptor 0, where C library streams might read unseen.
+/// dd opens its file as descriptor 0, where C library streams might read unseen.
 #[test]
 fn dd() {
     same(&["dd", "if=binary", "bs=64k", "status=none"]);

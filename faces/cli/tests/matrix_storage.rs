@@ -209,7 +209,7 @@ fn pythons_sqlite3() {
     same_in(files(), &[python, "-c", PYTHONS_SQLITE, "file:database?mode=ro"]);
 }
 
-/// It reads, writes, rolls back and reads again; each way with a database of its own.
+/// SQLite reads, writes, rolls back and reads again; each way with a database of its own.
 #[test]
 fn sqlite3_that_writes() {
     let script = "

@@ -324,7 +324,7 @@ fn a_plan_for_another_library_does_nothing() {
     assert_eq!(totals.bytes, 0, "names lead some calls to us, so the offsets are the kernel's");
 }
 
-/// The same build number, but other bytes.
+/// The plan is for a library with the same build number, but other bytes.
 #[test]
 fn a_plan_whose_bytes_are_not_there_does_nothing() {
     let library = changed(|bytes, place| {

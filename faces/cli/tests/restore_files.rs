@@ -260,7 +260,7 @@ fn each_byte_at_the_end_of_a_pack_is_looked_at() {
     }
 }
 
-/// It has said all but for the descriptor, and waits for none.
+/// The peer has sent all but the descriptor, and closed its side for writing.
 #[test]
 fn a_peer_without_a_userfaultfd_and_a_second_server_are_told_what_to_do() {
     let folder = Folder::new();

@@ -90,7 +90,7 @@ struct Stage {
 }
 
 impl Stage {
-    /// None, and a word about it, without a Firecracker and a guest.
+    /// Prints why and returns `None` without a Firecracker and a guest.
     fn of(test: &str) -> Option<Self> {
         Self::with(test, Config::new(MIB))
     }

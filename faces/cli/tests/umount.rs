@@ -139,7 +139,7 @@ fn unmounts(mount: &[&str], place: &Place, options: &[&str], apart: bool) -> Rep
     Report::read(&report)
 }
 
-/// Both modes, in a mount name space of its own and not.
+/// Runs `unmounts` in both attach modes, in a mount name space of its own and not.
 #[track_caller]
 fn unmounts_always(mount: &[&str], place: &Place, more: &[&str]) {
     let without =

@@ -65,7 +65,7 @@ os.waitpid(os.posix_spawnp('cat', ['cat', 'text'], os.environ), 0)
     assert_eq!(std::fs::read_to_string(&said).expect("it is there"), "");
 }
 
-/// The same for a program that may not open the object, or is in another process name space than the owner.
+/// A program may not open the object, or is in another process name space than the owner.
 #[test]
 fn programs_that_cannot_reach_the_cache_say_nothing() {
     if !rustix::process::geteuid().is_root() {
@@ -192,7 +192,7 @@ fn forks_in_handlers() {
     }
 }
 
-/// Its runtime has to be the first of all loaded objects, and is not.
+/// The program's AddressSanitizer runtime has to be the first of all loaded objects, and is not.
 #[test]
 fn a_program_that_watches_its_memory_runs_as_without_us() {
     let folder = scratch();

@@ -78,7 +78,7 @@ impl PartRead<'_> {
         self.transfer_inside(None)
     }
 
-    /// The same, of a read that may make system calls; or its rest after a first look.
+    /// Like `transfer`, for a read that may make system calls; or the rest of one after a first look.
     #[cold]
     fn transfer_inside(self, hit: Option<Hit>) -> Result<usize, Unserved> {
         let Self { viewer, fd, .. } = self;
@@ -212,9 +212,9 @@ impl PartRead<'_> {
 enum TimesCheck {
     /// The cached bytes are the file's.
     Right,
-    /// It was changed so lately that its times are not conclusive, or a change is not ruled out.
+    /// The file was changed so lately that its times are not conclusive, or a change is not ruled out.
     Young,
-    /// It is not to be served any more.
+    /// The file is not to be served any more.
     Invalid(Reason),
 }
 

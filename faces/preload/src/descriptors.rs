@@ -176,7 +176,7 @@ fn pause_inside(fd: i32) {
     }
 }
 
-/// The same of all descriptors, before code that was not examined runs.
+/// Like `pause`, for all descriptors, before code that was not examined runs.
 pub fn pause_all() {
     for fd in 0..end() {
         pause(fd as i32);

@@ -106,7 +106,7 @@ pub fn begin_vfork() {
     VFORKS.fetch_add(1, Ordering::SeqCst); // before the child exists; partner: `has_vforks`
 }
 
-/// Such a child has left this memory.
+/// A child that ran in this memory has left it.
 pub fn end_vfork() {
     // As forks. SeqCst, partner: `has_vforks`.
     let _ = VFORKS.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |count| count.checked_sub(1));

@@ -87,7 +87,7 @@ fn begin_vfork_child() -> Option<Fork> {
     Some(fork)
 }
 
-/// That child has left this memory.
+/// A child that ran in this memory has left it.
 fn end_vfork_child(fork: Fork) {
     fork_counts::end_vfork();
     end_fork(fork);

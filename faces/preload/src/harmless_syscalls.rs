@@ -6,7 +6,7 @@
 //! Compiled twice: into the object, for calls that a program makes by `syscall`; and into the command, for those that
 //! stand in a program's own code.
 
-/// Their numbers, in order.
+/// The numbers of the harmless system calls, in order.
 pub const HARMLESS: &[u32] = &[
     10, 11, 12, 13, 14, 15, 24, 25, 27, 28, 35, 39, 60, 62, 63, 96, 97, 98, 99, 102, 104, 107, 108, 110, 131,
     158, 186, 200, 201, 202, 203, 204, 206, 207, 208, 210, 218, 228, 229, 230, 231, 232, 234, 237, 238, 239,

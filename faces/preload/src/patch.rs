@@ -52,7 +52,7 @@ const JUMP_TO_NEXT: [u8; 6] = [0xff, 0x25, 0, 0, 0, 0];
 const JUMP: u8 = 0xe9;
 const PAGE: usize = 4096;
 
-/// They lie in this object, so the dynamic linker has put them near the C library.
+/// Slots that lie in this object, so the dynamic linker has put them near the C library.
 #[repr(C, align(4096))]
 struct Slots(UnsafeCell<[[u8; SLOT_BYTES]; ENTRIES_MAX]>);
 // SAFETY: written by the constructor alone, and only read, as code, from then on.

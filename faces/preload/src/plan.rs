@@ -78,7 +78,7 @@ pub struct Entry {
     pub rest: [u8; 15],
     /// The bytes the function begins with.
     pub original: [u8; ORIGINAL_MAX],
-    /// The same instructions for another place.
+    /// The instructions of `original`, for another place.
     pub moved: [u8; MOVED_MAX],
     /// Displacements to be filled in there.
     pub fixes: [Fix; FIXES_MAX],

@@ -284,7 +284,7 @@ names! {
         call_real!(readahead(fd => c_int, position => i64, len => usize) -> isize)
     }
 
-    /// The same hint, among others that do the kernel's cache no harm. All go to this cache.
+    /// Hints, that of `readahead` among others that do the kernel's cache no harm. All go to this cache.
     posix_fadvise | posix_fadvise64 (fd: c_int, position: i64, len: i64, advice: c_int) -> c_int {
         let known = Advice::of(advice as u64).filter(|&advice| advice != Advice::Passed);
         let bytes = if len == 0 { u64::MAX } else { len as u64 };

@@ -34,7 +34,7 @@ const NEVER: u64 = 0;
 
 struct File {
     handle: AtomicU64,
-    /// Its record's cell (low half) and its mapping's number (high half).
+    /// The cell of the file's record (low half) and the number of its mapping (high half).
     place: AtomicU64,
     marker_reported: AtomicU64,
     touched: AtomicU64,

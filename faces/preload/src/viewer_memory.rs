@@ -77,9 +77,9 @@ fn memory() -> [Mapped; 2] {
     memory
 }
 
-/// This process's memory, for the caller alone until the claim is dropped or [given up](MappingsClaim::give_up). A
-/// child of `vfork` has its parent's, which goes on; and a forked one has not inherited it, whatever the word says: its
-/// parent's thread that took it is not here to give it back.
+/// The viewer's mappings, for the caller alone until the claim is dropped or [given up](MappingsClaim::give_up). A
+/// child of `vfork` has its parent's, which goes on; and a forked one has not inherited them, even if the word says so:
+/// its parent's thread that took them is not here to give them back.
 pub fn take_memory() -> Option<(MappingsClaim, [Mapped; 2])> {
     let mut turn = 0;
     loop {

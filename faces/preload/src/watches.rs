@@ -48,7 +48,7 @@ pub extern "C" fn watches(_instance: usize, path: usize, mask: usize) {
     }
 }
 
-/// The same by fanotify, of a file or of all that lies beside it, below it or on its file system.
+/// Before a watch by fanotify, of a file or of all that lies beside it, below it or on its file system.
 pub extern "C" fn marks(_group: usize, flags: usize, mask: usize, at: usize, path: usize) {
     const ADD: usize = 1;
     /// Flags of a mark on all files of a mount, or of a file system.

@@ -68,7 +68,7 @@ impl Opener {
         found.max_by_key(|(prefix, ..)| prefix.len()).map(|(_, store, key)| (store.clone(), key))
     }
 
-    /// The same, of a store that may have to be made.
+    /// Like `find`, for a store that may have to be made.
     fn store<'u>(&self, url: &'u str) -> Result<(ObjectCache, &'u str)> {
         if let Some(found) = self.find(url) {
             return Ok(found);

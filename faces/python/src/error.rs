@@ -36,11 +36,11 @@ pub(crate) type Result<T> = std::result::Result<T, Failure>;
 #[derive(Clone, Debug)]
 pub(crate) enum Failure {
     EndOfFile(String),
-    /// This process is a fork of the one that has it.
+    /// The caller is a fork of the process that has the cache or the connection.
     Forked(String),
     /// With an error number.
     Os(i32, String),
-    /// The same of an open, with the name that was opened.
+    /// An open failed: the error number, the text, and the name that was opened.
     Open(i32, String, PathBuf),
 }
 
@@ -58,7 +58,7 @@ impl Failure {
     pub(crate) fn of_kernel(text: &str, error: &io::Error) -> Self {
         Failure::Os(number_of(error).unwrap_or(EIO), format!("{text}: {error}"))
     }
-    /// This failure, of an open: as Python's own errors of opens, it has the name.
+    /// Adds the name that was opened, as Python's own errors of opens have it.
     pub(crate) fn of_open(self, target: &Target) -> Self {
         match self {
             Failure::Os(number, text) => Failure::Open(number, text, target.path().to_owned()),

@@ -141,7 +141,7 @@ impl OpenedFile {
 /// An object or file that is open, in this very process.
 #[pyclass(frozen, module = "quinion._quinion")]
 pub(crate) struct RawFile {
-    /// Its end closes a file, or gives a handle back.
+    /// The source of the bytes; its end closes a file, or gives a handle back.
     source: Detached<Arc<dyn Source>>,
     counters: Arc<ReadCounters>,
 }
@@ -276,7 +276,7 @@ impl RawFile {
     fn modified_ns(&self, py: Python<'_>) -> Option<u128> {
         py.detach(|| self.source.version()).modified_ns()
     }
-    /// Of a local file: device and inode number, and when it was born, 0 where that is unknown.
+    /// Identity of a local file: device and inode number, and when it was born, 0 where that is unknown.
     #[getter]
     fn identity(&self) -> Option<(u64, u64, i64)> {
         self.source.identity().map(|Identity { device, inode, born }| (device, inode, born))

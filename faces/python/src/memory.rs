@@ -46,7 +46,7 @@ impl Held {
         }
     }
 
-    /// The same of a pin of this process.
+    /// Like `of_server`, for a pin of this process's cache.
     pub(crate) fn of_cache(bytes: Pinned) -> Self {
         match bytes.mapped() {
             Some(_) => Held::Cached(bytes, std::process::id()),

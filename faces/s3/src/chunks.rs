@@ -26,7 +26,7 @@ pub const SIGNED_TOO_LONG: &str = "a signed chunk has more than 16 MiB";
 const NO_CHUNKS: &str = "the body is not in chunks as it was announced";
 /// A chunk's length in hexadecimal digits and its signature are shorter.
 const LINE_BYTES_MAX: usize = 256;
-/// So many bytes of a chunk are handed on together.
+/// Bytes of a chunk that are gathered before they are handed on.
 const GATHERED_MAX: usize = 64 << 10;
 const LIMITS: Limits = Limits { piece: 1 << 20, signed: 16 << 20 };
 

@@ -25,7 +25,7 @@ pub struct Silence {
 }
 
 impl Silence {
-    /// It begins now.
+    /// A silence that begins now.
     pub fn new(longest: Duration) -> Self {
         Self { longest, begun: Arc::new(Mutex::new(Some(Instant::now()))) }
     }

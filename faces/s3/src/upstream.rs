@@ -59,9 +59,9 @@ pub fn http_client(pem: Option<&[u8]>) -> Result<reqwest::Client, String> {
 }
 
 pub struct Upstream {
-    /// Its address, without a slash at the end.
+    /// The bucket's address, without a slash at the end.
     base: String,
-    /// Its store's address, which other buckets may share.
+    /// The store's address, which other buckets may share.
     store: String,
     region: String,
     /// `None`: requests are not signed.

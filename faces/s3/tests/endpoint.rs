@@ -150,7 +150,7 @@ fn is_taken_its_own_way(call: &Call) -> bool {
     matches!(call, Call::Get { condition: ModifiedSince(0) | UnmodifiedSince(0) | ListMatch, .. })
 }
 
-/// The same calls of a bare bucket, and of one at the endpoint, to which other clients write as well.
+/// Makes the same calls of a bare bucket, and of one at the endpoint, to which other clients write as well.
 async fn compare(stores: [&AmazonS3; 3], is_left_out: impl Fn(&Call) -> bool) {
     let [bare, below, cached] = stores;
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[9; 32]);

@@ -78,9 +78,9 @@ pub struct Config {
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Disk {
-    /// Its folder.
+    /// The folder of the disk tier.
     pub folder: PathBuf,
-    /// Its size.
+    /// The size of the disk tier.
     pub size: Bytes,
 }
 
@@ -92,7 +92,7 @@ pub struct StoreConfig {
     pub prefix: String,
     /// Where it answers, if that is not the provider's own place.
     pub endpoint: Option<String>,
-    /// Its region.
+    /// The store's region.
     pub region: Option<String>,
     /// A file in PEM with certificates of authorities that are trusted for it, beside the system's.
     pub ca_certificates: Option<PathBuf>,

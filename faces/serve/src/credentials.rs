@@ -104,7 +104,7 @@ static AZURE: CredentialChain = CredentialChain {
 /// The origin of a store's credentials.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum CredentialSource {
-    /// These variables.
+    /// Variables, by their names.
     Named(String),
     File(&'static str),
     /// The metadata service of the machine.

@@ -37,7 +37,7 @@ const EMULATOR_URL: &str = "AZURITE_BLOB_STORAGE_URL";
 /// A prefix with its store and how that is read.
 pub type Opened = (String, (Arc<dyn ObjectStore>, Options));
 
-/// All of them, with the credentials of this process's environment.
+/// Opens all stores, with the credentials of this process's environment.
 ///
 /// # Errors
 /// Those of [`open`], of the first that has one.
@@ -47,7 +47,7 @@ pub fn open_all(configs: &[StoreConfig]) -> Result<Vec<Opened>, String> {
     configs.iter().map(open).collect()
 }
 
-/// This process's environment.
+/// The environment of this process, without variables that are not UTF-8.
 pub fn environment() -> Vec<(String, String)> {
     let pairs = std::env::vars_os();
     pairs.filter_map(|(key, value)| Some((key.into_string().ok()?, value.into_string().ok()?))).collect()

@@ -56,7 +56,7 @@ impl Process {
         kill_process(Pid::from_child(&self.0), signal).unwrap();
     }
 
-    /// Its exit code.
+    /// The exit code of the process, once it has ended.
     fn ended(&mut self) -> Option<i32> {
         let begun = Instant::now();
         while begun.elapsed() < TIME_MAX {
@@ -140,7 +140,7 @@ impl Bucket {
         Self::of(gateway, "http", folder)
     }
 
-    /// The same behind HTTPS, with a certificate of an untrusted authority; returns the file with that.
+    /// Like `new`, behind HTTPS, with a certificate of an untrusted authority; returns the authority's file as well.
     fn behind_tls() -> Option<(Self, PathBuf)> {
         let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         std::fs::create_dir_all(folder.path().join("data/bucket")).unwrap();
@@ -501,7 +501,7 @@ fn a_server_that_replaces_another_waits_for_its_disk_folder() {
     assert!(event.contains("listening"), "{event}");
 }
 
-/// It serves local files, and its memory is there before it is used.
+/// The server serves local files, and its memory is there before it is used.
 #[test]
 fn a_server_without_stores_that_is_populated_has_its_memory() {
     let folder = tempfile::tempdir().unwrap();

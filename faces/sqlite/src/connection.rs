@@ -96,12 +96,12 @@ enum Answer {
 }
 
 enum Pages {
-    /// It has no lock under which it may use them, or they cannot be right for it.
+    /// The connection has no lock under which it may use pages, or they cannot be right for it.
     None,
-    /// It may, and has not asked for them.
+    /// The connection may use pages, and has not asked for them.
     Unasked,
     Some(Arc<Generation>),
-    /// Those that processes of the node share.
+    /// Pages that processes of the node share.
     Node(Arc<NodePages>),
 }
 

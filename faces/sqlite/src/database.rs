@@ -87,11 +87,11 @@ impl Drop for Generation {
 
 #[derive(Debug)]
 pub struct Database {
-    /// None if the system refuses one.
+    /// The cache; `None` if the system refuses one.
     cache: Option<Cache>,
     now: Mutex<Now>,
     pub served: AtomicU64,
-    /// Those among them whose pages a server had.
+    /// Served reads of pages at a server, which had them or read them.
     pub by_server: AtomicU64,
     pub direct: AtomicU64,
     /// Served reads that were read from the file.

@@ -62,7 +62,7 @@ pub unsafe extern "C" fn sqlite3_quinionvfs_init(
     unsafe { load(message, functions, vfs::VfsRole::Named) }
 }
 
-/// The same, and the VFS becomes the default: databases that are opened without `vfs=` in a URI are read through it.
+/// Loads the VFS as the default: databases that are opened without `vfs=` in a URI are read through it.
 ///
 /// # Safety
 /// As SQLite calls the entry point of an extension.

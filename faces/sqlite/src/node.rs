@@ -45,7 +45,7 @@ use crate::stamp::Stamp;
 const LENT_MAX: usize = 256;
 /// How long no revision is asked for after the file was changed just now.
 const CHANGED_PAUSE: Duration = Duration::from_millis(20);
-/// The same after a server did not answer or refused: at first, and at most. Each time doubles it.
+/// The pause after a server did not answer or refused: at first, and at most. Each time doubles it.
 const FAILED_PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// How long a transaction waits for a server that is to be connected to.
 const CONNECT_MAX: Duration = Duration::from_millis(200);

@@ -39,7 +39,7 @@ impl Times {
         Self { bytes: 0, modified: changed, changed }
     }
 
-    /// Its size in bytes.
+    /// The file's size in bytes.
     pub fn file_bytes(&self) -> u64 {
         self.bytes
     }

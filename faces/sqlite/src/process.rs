@@ -26,7 +26,7 @@ const MEMORY_LEAST: u64 = 16 << 20;
 const MEMORY_VARIABLE: &str = "QUINION_SQLITE_MEMORY";
 /// The most that the bound can be raised to while the cache is in use, for such a process.
 const MEMORY_MAX_VARIABLE: &str = "QUINION_SQLITE_MEMORY_MAX";
-/// That many times the bound by default. The tables for it take 0.9 % of it, so 4 % of the bound.
+/// The largest bound, as a multiple of the bound, by default. Its tables take 0.9 % of it, so 4 % of the bound.
 const MEMORY_MAX_TIMES: u64 = 4;
 
 #[derive(Debug, Default)]
@@ -72,7 +72,7 @@ pub struct MemoryBounds {
 }
 
 impl MemoryBounds {
-    /// These, or else what the environment gives, or else the defaults.
+    /// The bounds that are set, or else those of the environment, or else the defaults.
     fn in_full(self) -> Result<(u64, u64), String> {
         let memory = self.memory.map_or_else(|| by_variable(MEMORY_VARIABLE), |memory| Ok(Some(memory)))?;
         let memory = memory.unwrap_or(MEMORY);

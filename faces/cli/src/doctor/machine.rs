@@ -93,7 +93,7 @@ fn memlock() -> Value {
     getrlimit(Resource::Memlock).current.map_or(Value::Text("unlimited".into()), Value::Bytes)
 }
 
-/// So many bytes, or `none` if the number means that there is no bound; version 1 of control groups says so by the
+/// `bytes` as a value, or `none` if the number means that there is no bound; version 1 of control groups says so by the
 /// largest number of whole pages.
 fn bytes_or(bytes: u64, none: Value) -> Value {
     const NO_BOUND: u64 = 1 << 62;

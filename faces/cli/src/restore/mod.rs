@@ -182,22 +182,22 @@ pub struct Arguments {
 /// As [`OnFailure`], for the command line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum)]
 enum Failure {
-    /// Its process is killed, so that it never reads zeros where its memory was.
+    /// The VM's process is killed, so that it never reads zeros where its memory was.
     #[default]
     Kill,
-    /// It is left to you: it hangs where memory is missing, or finds zeros there.
+    /// The VM is left to you: it hangs where memory is missing, or finds zeros there.
     Leave,
 }
 
 /// As [`Fill`], for the command line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum)]
 enum FillChoice {
-    /// Nothing but what lies around and behind their faults; --replay then only begins the record of --record.
+    /// Only pages around and behind the VMs' faults; --replay then only begins the record of --record.
     None,
     /// The pages of --replay.
     #[default]
     Recorded,
-    /// These first, and then all the rest: each VM takes all of its memory.
+    /// The pages of --replay first, and then all the rest: each VM takes all of its memory.
     All,
 }
 

@@ -32,7 +32,7 @@ fn of<'a>(option: &'static str, path: &'a Path) -> NamedFile<'a> {
 #[derive(PartialEq, Eq)]
 enum FileKey {
     Inode(u64, u64),
-    /// It is not there: its folder, and its name in that.
+    /// The file is not there: its folder, and its name in that.
     Name(PathBuf),
 }
 

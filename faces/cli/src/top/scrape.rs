@@ -42,7 +42,7 @@ pub struct Sample {
 /// The numbers of a store.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct StoreSample {
-    /// Its prefix.
+    /// The store's prefix.
     pub prefix: String,
     numbers: BTreeMap<String, f64>,
     /// Seconds within which half of its answers began, 95 of 100, and 99; `None` before there are enough.
@@ -61,10 +61,10 @@ impl Monitor {
         &self.0
     }
 
-    /// Its numbers now.
+    /// Asks the server for its numbers now.
     ///
     /// # Errors
-    /// A sentence: it does not answer, or something else does.
+    /// A sentence: the server does not answer, or another program does.
     pub fn ask(&self) -> Result<Sample, String> {
         let failed = |why: &dyn std::fmt::Display| {
             format!("cannot read the metrics at {}: {why}; start `quinion serve --metrics {0}`", self.0)

@@ -49,7 +49,7 @@ pub struct Stat {
 }
 
 impl Stat {
-    /// Its times and size in one word that is not 0; two that differ have one word once in 2^64 times.
+    /// The file's times and size in one word that is not 0; two that differ have one word once in 2^64 times.
     pub fn digest(&self) -> u64 {
         let [a, b, c, d] = self.times;
         let digest = [self.size, a, b, c, d].iter().fold(0x9e37_79b9_7f4a_7c15u64, |sum, &part| {
@@ -64,7 +64,7 @@ impl Stat {
     pub fn is_settled(&self) -> bool {
         /// Longer than a step of the kernel's coarse clock, from which files get their times.
         const STEP: i64 = 50_000_000;
-        /// The same for file systems that keep whole seconds, or two of them.
+        /// Like `STEP`, for file systems that keep whole seconds, or two of them.
         const STEP_OF_SECONDS: i64 = 2_500_000_000;
         let [written, written_part, _, changed_part] = self.times;
         let step = if changed_part == 0 { STEP_OF_SECONDS } else { STEP };

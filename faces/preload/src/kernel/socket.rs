@@ -92,9 +92,9 @@ const HEADER_BYTES: usize = core::mem::offset_of!(Control, descriptors);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum JoinError {
-    /// It has not answered in time, or there is no descriptor to ask by: it may the next time.
+    /// The owner has not answered in time, or there is no descriptor to ask by: the next try may succeed.
     Late,
-    /// It says no, or is not there.
+    /// The owner refuses, or is not there.
     Refused,
 }
 

@@ -27,7 +27,7 @@ pub const SECRET: &str = "endpoint-secret";
 pub struct Endpoint {
     pub process: Child,
     pub address: SocketAddr,
-    /// Its standard error.
+    /// Standard error of the process so far.
     pub said: Arc<Mutex<String>>,
     reader: Option<JoinHandle<()>>,
     _folder: tempfile::TempDir,
@@ -72,7 +72,7 @@ impl Endpoint {
         Self::start_with(server, arguments, |_| {})
     }
 
-    /// The same, with a change to the command.
+    /// Like `start`, with a change to the command.
     pub fn start_with(server: &Server, arguments: &[&str], change: impl FnOnce(&mut Command)) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut command = command(server, folder.path(), arguments);

@@ -109,24 +109,15 @@ fn remedy(error: &io::Error) -> &'static str {
 pub struct DiskTrouble {
     pub(crate) action: &'static str,
     pub(crate) error: String,
-    pub(crate) is_silence: bool,
-}
-
-impl DiskTrouble {
-    /// Whether the disk gave no answer, rather than an error: it is used again when it has answered, after a rest.
-    pub fn is_silence(&self) -> bool {
-        self.is_silence
-    }
 }
 
 impl fmt::Display for DiskTrouble {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { action, error, is_silence } = self;
-        write!(f, "the disk tier is off because its disk failed to {action}: {error}; nothing is lost, ")?;
-        f.write_str(if *is_silence {
-            "and it is used again some time after the disk has answered"
-        } else {
-            "but it stays off until the cache is opened again"
-        })
+        let Self { action, error } = self;
+        write!(
+            f,
+            "the disk tier is off because its disk failed to {action}: {error}; nothing is lost, and "
+        )?;
+        f.write_str("the disk is tried again some minutes after it has answered")
     }
 }

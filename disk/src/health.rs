@@ -1,15 +1,12 @@
-//! Health: whether the disk is used, and when one that hung is used again.
+//! Health: whether the disk is used, and when one that failed or hung is used again.
 //!
 //! ```text
-//!   used --refuses--------------> off, for good
-//!     | ^
-//!     | +---- all requests answered, and a rest is over: a minute, twice as long each time, up to an hour ----+
-//!     +--no answer for a while--> off ------------------------------------------------------------------------+
+//!   used --refuses, or no answer for a while--> off --all answered, and a rest is over--> used
 //! ```
 //!
-//! A disk that refuses requests is broken. One that answers late may have been busy: with a sync behind the writes of
-//! other programs, with a reset. To use it again cannot be wrong, for each page is compared with its checksum; but each
-//! silence makes readers wait, so the rests grow.
+//! To use a disk again cannot be wrong, for each page is compared with its checksum: one that was busy, or was reset,
+//! serves as before, and one that is broken fails again. Each failure makes readers wait, so the rests grow: a minute,
+//! and twice as long each time, up to an hour. They begin anew with a disk that was used for longer than its last rest.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,10 +15,9 @@ use std::time::{Duration, Instant};
 
 use crate::device::Device;
 use crate::error::DiskTrouble;
-use crate::reads::lock;
+use crate::reads::{READ_ERRORS_MAX, lock};
 
-/// The rest after a silence doubles so often.
-const DOUBLINGS: u32 = 6;
+const DOUBLINGS_MAX: u32 = 6;
 
 /// A device that counts the requests it has not answered.
 #[derive(Debug)]
@@ -30,7 +26,7 @@ pub struct WatchedDevice {
     unanswered: AtomicU64,
 }
 
-/// One request; it is answered at the end of this, also by a panic of the device.
+/// A request, which is answered when this is dropped, also by a panic of the device.
 struct Request<'d>(&'d WatchedDevice);
 
 impl WatchedDevice {
@@ -70,31 +66,33 @@ impl Device for WatchedDevice {
     }
 }
 
-/// Whether a disk is used.
 #[derive(Debug)]
 pub struct Health {
-    /// `state` has a trouble. A hint for those who use the disk: no bytes depend on it.
+    /// `state` has a trouble. A hint: no bytes depend on it.
     is_off: AtomicBool,
     state: Mutex<HealthState>,
-    rest: Duration,
+    rest_min: Duration,
 }
 
-#[derive(Default, Debug)]
+#[derive(Debug)]
 struct HealthState {
     trouble: Option<DiskTrouble>,
-    /// When a disk that hung may be used again, if it has answered by then.
-    rested_at: Option<Instant>,
-    silences: u32,
+    /// When the disk was used, or was left alone, for the first time since it last changed.
+    since: Instant,
+    rest: Duration,
+    /// Since the disk is used.
+    refused_reads: u64,
 }
 
 impl Health {
-    /// A disk that is used. `rest` is how long it is left alone after its first silence.
-    pub fn new(rest: Duration) -> Self {
-        Self { is_off: AtomicBool::new(false), state: Mutex::default(), rest }
+    /// A disk that is used, and rests for `rest_min` at first.
+    pub fn new(rest_min: Duration) -> Self {
+        let state =
+            HealthState { trouble: None, since: Instant::now(), rest: Duration::ZERO, refused_reads: 0 };
+        Self { is_off: AtomicBool::new(false), state: Mutex::new(state), rest_min }
     }
 
-    /// Whether the disk is to be left alone. One that hung is used again from here on, if it `has_answered` and its
-    /// rest is over.
+    /// Whether the disk is to be left alone. It is used again from here on if it `has_answered` and its rest is over.
     pub fn is_off(&self, has_answered: impl FnOnce() -> bool) -> bool {
         self.is_off.load(Ordering::Relaxed) && !self.is_used_again(has_answered)
     }
@@ -102,9 +100,8 @@ impl Health {
     #[cold]
     fn is_used_again(&self, has_answered: impl FnOnce() -> bool) -> bool {
         let mut state = lock(&self.state);
-        let is_rested = state.rested_at.is_some_and(|rested_at| Instant::now() >= rested_at);
-        if is_rested && has_answered() {
-            (state.trouble, state.rested_at) = (None, None);
+        if state.trouble.is_some() && state.since.elapsed() >= state.rest && has_answered() {
+            (state.trouble, state.since, state.refused_reads) = (None, Instant::now(), 0);
             self.is_off.store(false, Ordering::Relaxed);
         }
         state.trouble.is_none()
@@ -114,28 +111,25 @@ impl Health {
         lock(&self.state).trouble.clone()
     }
 
-    /// The disk refused `action`: it is off from now on. Whether it was used before.
-    pub fn note_refusal(&self, action: &'static str, error: &io::Error) -> bool {
-        self.note(DiskTrouble { action, error: error.to_string(), is_silence: false })
-    }
-
-    /// The disk did not answer: it is off for a while. Whether it was used before.
-    pub fn note_silence(&self, action: &'static str, error: &io::Error) -> bool {
-        self.note(DiskTrouble { action, error: error.to_string(), is_silence: true })
-    }
-
-    fn note(&self, trouble: DiskTrouble) -> bool {
+    /// Leaves the disk alone. Whether it was used before.
+    pub fn leave_alone(&self, action: &'static str, error: &io::Error) -> bool {
         let mut state = lock(&self.state);
         let was_used = state.trouble.is_none();
-        if !trouble.is_silence {
-            // Also after a silence: its late answer may be a refusal.
-            (state.trouble, state.rested_at) = (Some(trouble), None);
-        } else if was_used {
-            let rest = self.rest * (1 << state.silences.min(DOUBLINGS));
-            state.silences = state.silences.saturating_add(1);
-            (state.trouble, state.rested_at) = (Some(trouble), Some(Instant::now() + rest));
+        if was_used {
+            let is_well = state.since.elapsed() > state.rest;
+            let longer = (state.rest * 2).min(self.rest_min * (1 << DOUBLINGS_MAX));
+            state.rest = if is_well { self.rest_min } else { longer };
+            (state.trouble, state.since) =
+                (Some(DiskTrouble { action, error: error.to_string() }), Instant::now());
+            self.is_off.store(true, Ordering::Relaxed);
         }
-        self.is_off.store(true, Ordering::Relaxed);
         was_used
+    }
+
+    /// Notes a read that the disk refused. Whether these are too many to go on.
+    pub fn note_refused_read(&self) -> bool {
+        let mut state = lock(&self.state);
+        state.refused_reads += 1;
+        state.refused_reads >= READ_ERRORS_MAX
     }
 }

@@ -22,9 +22,9 @@
 //! of writes, so nothing waits for a sync.
 //!
 //! **Never in the way**: a `put` copies into memory, or is refused because the disk is behind; it never waits for the
-//! disk. A disk that fails is left alone from then on ([`DiskStore::trouble`]). One that does not answer for 5 seconds is
-//! left alone until it has answered and a rest is over. Nothing is lost, as all its bytes have another home. Reads notice that, the end, and puts that are
-//! refused because the writer gets no answer. To open one on such a disk is an error after the same time.
+//! disk. A disk that fails, or does not answer for 5 seconds, is left alone for a while ([`DiskStore::trouble`]);
+//! nothing is lost, as all its bytes have another home. Reads notice that, the end, and puts that are refused because
+//! the writer gets no answer. To open a store on such a disk is an error.
 //!
 //! Invariants:
 //!  1. No page is given out whose checksum was not compared, except those still in memory, which were never away.

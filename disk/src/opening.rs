@@ -1,19 +1,13 @@
 //! Opening: what a store reads before it is there, from a disk that may not answer.
 //!
-//! ```text
-//!   the opener: waits for answers <--channel-- threads: open the file, read the superblock, read the tables
-//!               none for a while: an error      | a thread that hangs is left behind, and frees its device when the
-//!               many are errors: an error       | disk answers
-//! ```
-//!
-//! A call that waits for a broken disk cannot be ended from outside. So each of them runs on a thread that has nothing
-//! of its caller's, as reads do later (`reads.rs`); and a disk that refuses slowly is given up after some refusals, for
-//! a store of 100,000 segments would wait for each of them.
+//! A call that waits for a broken disk cannot be ended from outside. So each runs on a thread that has nothing of its
+//! caller's, as reads do later (`reads.rs`): the opener waits for an answer for a while, and leaves the thread behind.
+//! It also gives up a disk that refuses some tables; a slow one has a minute, and the store goes on without the rest.
 
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::device::{AlignedBuffer, Device};
 use crate::error::DiskError;
@@ -21,22 +15,18 @@ use crate::layout::{PAGE_BYTES, Superblock, SuperblockState, TABLE_PAGES, Table,
 use crate::reads::{PIECES, READ_ERRORS_MAX};
 
 const THREADS: u32 = 4;
+/// The time that tables are read for.
+const TABLES_MAX: Duration = Duration::from_secs(60);
 
-/// How a disk is asked by threads of its own.
+/// How a disk is asked: how long an answer is waited for, and what each thread calls first.
 #[derive(Clone, Copy)]
 pub struct Asker {
-    /// How long an answer is waited for.
     pub answer_max: Duration,
-    /// Called first on each thread, as to block signals.
     pub on_start: fn(),
 }
 
 impl Asker {
-    /// Runs `ask` on a thread of its own, and waits for its answer. `None`: there was none in time, and the thread is
-    /// left behind.
-    ///
-    /// # Errors
-    /// The system has no thread for it.
+    /// The answer of `ask`, which runs on a thread of its own; `None` if there is none in time.
     pub fn ask<T: Send + 'static>(self, ask: impl FnOnce() -> T + Send + 'static) -> io::Result<Option<T>> {
         let (answers, received) = channel();
         self.spawn(move || {
@@ -107,8 +97,7 @@ fn read_or_make_superblock(device: &dyn Device) -> Result<u64, DiskError> {
     Ok(made.store)
 }
 
-/// The tables of a store's segments, the newest first. A table that cannot be read is left out; with too many of them
-/// the disk is refused.
+/// The tables of a store's segments, the newest first, without those that cannot be read.
 pub fn read_tables(
     asker: Asker,
     device: &Arc<dyn Device>,
@@ -132,8 +121,8 @@ pub fn read_tables(
         asker.spawn(read).map_err(failed("start a thread for"))?;
     }
     drop(answers);
-    let (mut found, mut refused) = (Vec::new(), 0);
-    loop {
+    let (mut found, mut refused, begun) = (Vec::new(), 0, Instant::now());
+    while begun.elapsed() < TABLES_MAX {
         match asker.receive(&received) {
             Ok(Ok(table)) => found.extend(table),
             Ok(Err(_)) if refused < READ_ERRORS_MAX => refused += 1,

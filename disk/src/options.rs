@@ -27,9 +27,9 @@ pub struct DiskOptions {
     pub buffer_bytes: usize,
     /// How long a request to the disk is waited for before the disk is left alone.
     pub(crate) answer_max: Duration,
-    /// The same, while the store is opened.
+    /// Time limit for an answer while the store is opened.
     pub(crate) opening_answer_max: Duration,
-    /// How long the disk is left alone after its first silence.
+    /// How long a disk that fails is left alone at first.
     pub(crate) rest: Duration,
     pub(crate) in_use_max: Duration,
 }
@@ -71,7 +71,7 @@ impl DiskOptions {
         self
     }
 
-    /// The same, with a disk that is waited for no longer than that while the store is opened. For tests.
+    /// Opens with another time limit for each answer of the disk. For tests.
     #[doc(hidden)]
     #[must_use]
     pub fn opening_answer_max(mut self, time: Duration) -> Self {
@@ -79,7 +79,7 @@ impl DiskOptions {
         self
     }
 
-    /// The same, with a disk that rests for so long after its first silence. For tests.
+    /// Leaves a disk that fails alone for another time at first. For tests.
     #[doc(hidden)]
     #[must_use]
     pub fn rest(mut self, time: Duration) -> Self {

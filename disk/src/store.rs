@@ -24,14 +24,14 @@ use crate::layout::{
 };
 use crate::opening::{Asker, read_superblock, read_tables};
 use crate::options::DiskOptions;
-use crate::reads::{PIECES, READ_ERRORS_MAX, ReadRequest, ReadThreads, lock};
+use crate::reads::{PIECES, ReadRequest, ReadThreads, lock};
 use crate::staging::{RingPosition, SealedSegment, Staging};
 use crate::stats::{Counters, DiskStats};
 
 /// When an open segment is written although it is not full, and the writes are synced.
 const IDLE: Duration = Duration::from_secs(1);
 const SYNC_SEGMENTS: u32 = 64;
-/// Some file systems write all of a file's space when it is taken: that may last as long as so many answers.
+/// Answers in whose time a file takes its space: some file systems write all of it.
 const SPACE_ANSWERS: u32 = 12;
 const KEPT_PAGES_MAX: u32 = DATA_PAGES as u32 / 2;
 const READ_BUFFERS: usize = 4;
@@ -94,11 +94,11 @@ struct Orders {
 }
 
 impl DiskStore {
-    /// Opens the store that `options` name, or makes it. Reads the tables of all segments: some seconds for 100 GiB.
-    /// Blocks for the disk as long as that answers.
+    /// Opens the store that `options` name, or makes it. Reads the tables of the segments, some seconds for 100 GiB,
+    /// and does without those that are not read within a minute.
     ///
     /// # Errors
-    /// See [`DiskError`]; also if the disk gives no answer for 5 seconds, or for a minute where the file takes its space.
+    /// See [`DiskError`]; also if the disk gives no answer for 5 seconds, or for a minute where it takes the space.
     pub fn open(options: &DiskOptions) -> Result<Self, DiskError> {
         Self::open_with(options, || {})
     }
@@ -252,7 +252,7 @@ impl DiskStore {
         outcome
     }
 
-    /// Why the disk is left alone, if it is. One that hung is used again later.
+    /// Why the disk is left alone, if it is. It is used again later.
     pub fn trouble(&self) -> Option<DiskTrouble> {
         if self.shared.is_off() { self.shared.health.trouble() } else { None }
     }
@@ -391,10 +391,9 @@ impl Shared {
 
     /// The disk does not answer the writer.
     fn leave_silent(&self) {
-        if self.health.note_silence("write", &self.no_answer()) {
+        if self.leave_alone("write", &self.no_answer()) {
             Counters::add(&self.counters.errors, 1);
         }
-        self.clear_staging();
     }
 
     fn no_answer(&self) -> io::Error {
@@ -420,8 +419,7 @@ impl Shared {
             let Some(answer) = self.reads.read(request, self.answer_max) else {
                 let error = self.no_answer();
                 Counters::add(&self.counters.errors, 1);
-                self.health.note_silence("read", &error);
-                self.clear_staging();
+                self.leave_alone("read", &error);
                 return Err(Missed::Failed(error));
             };
             to = answer.buffer;
@@ -452,7 +450,8 @@ impl Shared {
     }
 
     fn note_read_error(&self, error: &io::Error) {
-        if self.counters.errors.fetch_add(1, Ordering::Relaxed) + 1 >= READ_ERRORS_MAX {
+        Counters::add(&self.counters.errors, 1);
+        if self.health.note_refused_read() {
             self.leave_alone("read", error);
         }
     }
@@ -462,23 +461,20 @@ impl Shared {
         self.answers.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn leave_alone(&self, action: &'static str, error: &io::Error) {
-        self.health.note_refusal(action, error);
-        self.clear_staging();
-    }
-
-    /// Whether the disk is left alone.
-    fn is_off(&self) -> bool {
-        self.health.is_off(|| self.device.has_answered())
-    }
-
-    /// Segments that wait to be written will not be: their extents are not here any more.
-    fn clear_staging(&self) {
+    /// Segments that wait to be written will not be, so their extents are not here any more. Whether the disk was used
+    /// until now.
+    fn leave_alone(&self, action: &'static str, error: &io::Error) -> bool {
+        let was_used = self.health.leave_alone(action, error);
         let mut staging = lock(&self.staging);
         let mut index = lock(&self.index);
         for segment in staging.clear() {
             index.forget_segment(segment);
         }
+        was_used
+    }
+
+    fn is_off(&self) -> bool {
+        self.health.is_off(|| self.device.has_answered())
     }
 }
 
@@ -629,6 +625,7 @@ impl Writer {
             Err(error) => {
                 Counters::add(&shared.counters.errors, 1);
                 shared.leave_alone("write", &error);
+                lock(&shared.index).forget_segment(segment.segment);
             }
         }
         kept

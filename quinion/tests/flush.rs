@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use proptest::prelude::*;
 use quinion::backend::{
     Attributes, Backend, Creation, Engine, EngineOptions, Identity, InitialContent, IoMode, LocalFile,
-    Mechanism, MemoryFile, OpenError, ReadAt, SyncKind, Version, WaitQueue, WriteAt, WriteOptions,
+    Mechanism, MemoryFile, OpenError, OpenForWrite, ReadAt, SyncKind, Version, WaitQueue, WriteAt,
 };
 use quinion_testing::doubles::{
     CompletionOrder, CompletionPoint, CrashDisk, FailureCount, Faults, SimulatedBackend, WriteFaults,
@@ -43,8 +43,8 @@ fn engine(mechanism: Mechanism, queue_depth: usize, io_bytes_max: usize) -> (Arc
     (Arc::clone(&wait_queue), Engine::new(wait_queue, options))
 }
 
-const NEW: WriteOptions =
-    WriteOptions { creation: Creation::MustBeNew, start: InitialContent::Kept, mode: 0o644 };
+const NEW: OpenForWrite =
+    OpenForWrite { creation: Creation::MustBeNew, start: InitialContent::Kept, mode: 0o644 };
 
 fn bytes(generation: u32, len: usize) -> Vec<u8> {
     let byte = |at: usize| {
@@ -500,7 +500,7 @@ fn dropping_an_engine_waits_for_its_flushes() {
             for _ in 0..5 {
                 let (wait_queue, engine) = engine(mechanism, 2, 8192);
                 let path = folder.path().join("file");
-                let options = WriteOptions {
+                let options = OpenForWrite {
                     creation: Creation::IfMissing,
                     start: InitialContent::Emptied,
                     mode: 0o600,
@@ -577,7 +577,7 @@ fn options_say_whether_a_file_may_be_new_and_begins_empty() {
     let path = folder.path().join("file");
     let (wait_queue, engine) = engine(Mechanism::Auto, 4, 8192);
     let open =
-        |creation, start| engine.open_for_writing(&path, WriteOptions { creation, start, mode: 0o640 });
+        |creation, start| engine.open_for_writing(&path, OpenForWrite { creation, start, mode: 0o640 });
     let is = |result: Result<LocalFile, OpenError>, wanted: io::ErrorKind| {
         assert!(matches!(result, Err(OpenError::Io(error)) if error.kind() == wanted));
     };
@@ -589,9 +589,9 @@ fn options_say_whether_a_file_may_be_new_and_begins_empty() {
     assert_eq!(open(Creation::IfMissing, InitialContent::Kept).unwrap().attributes().unwrap().size, 5000);
     assert_eq!(open(Creation::MustExist, InitialContent::Emptied).unwrap().attributes().unwrap().size, 0);
     assert_eq!(file.attributes().unwrap().size, 0, "it is one file");
-    let refused = engine.open_for_writing(folder.path(), WriteOptions::default());
+    let refused = engine.open_for_writing(folder.path(), OpenForWrite::default());
     assert!(matches!(refused, Err(OpenError::IsDirectory)));
-    let refused = engine.open_for_writing("/proc/self/comm", WriteOptions::default());
+    let refused = engine.open_for_writing("/proc/self/comm", OpenForWrite::default());
     assert!(matches!(refused, Err(OpenError::PseudoFile { .. })));
 }
 
@@ -890,7 +890,7 @@ fn a_block_device_is_written_and_keeps_its_size() {
         };
         let detached = std::panic::catch_unwind(|| {
             let (wait_queue, engine) = engine(Mechanism::Auto, 4, 64 << 10);
-            let file = engine.open_for_writing(&device, WriteOptions::default()).unwrap();
+            let file = engine.open_for_writing(&device, OpenForWrite::default()).unwrap();
             let mut content = bytes(1, 1 << 20);
             let new = bytes(2, 5 * PAGE);
             write(&wait_queue, &file, 3, &new).unwrap();

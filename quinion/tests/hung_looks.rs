@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use quinion::backend::{
     Attributes, Backend, Creation, Engine, EngineOptions, Fill, Flush, Identity, InitialContent, MemoryFile,
-    ReapMode, ReapOutcome, SyncKind, WaitQueue, WriteOptions,
+    OpenForWrite, ReapMode, ReapOutcome, SyncKind, WaitQueue,
 };
 use quinion::internals::filemap::{OnPinned, Truncation};
 use quinion::internals::mapping::writeback_state::SyncRange;
@@ -215,7 +215,7 @@ fn the_leader_of_a_ring_waits_for_no_look() {
     let wait_queue = Arc::new(WaitQueue::new());
     let engine = Engine::new(Arc::clone(&wait_queue), EngineOptions::default());
     let stage = Stage::with_wait_queue(wait_queue, by_hand());
-    let new = WriteOptions { creation: Creation::MustBeNew, start: InitialContent::Kept, mode: 0o644 };
+    let new = OpenForWrite { creation: Creation::MustBeNew, start: InitialContent::Kept, mode: 0o644 };
     let open = |name: &str| engine.open_for_writing(folder.path().join(name), new).unwrap();
     let hung = HangingLooks::new(open("hung"), 1000);
     let file = stage.open(1, Arc::clone(&hung) as _);

@@ -16,7 +16,7 @@ use quinion::backend::{Backend, FillRun, MemoryFile};
 use quinion::internals::arena::{Arena, ArenaOptions, Flags, NotReady};
 use quinion::internals::folio::{copy, unpin};
 use quinion::internals::mapping::{
-    AskedFor, DetachOutcome, FolioLifetime, FolioShape, InFlight, Mapping, MarkOutcome, NewMapping,
+    AskedFor, DetachOutcome, FolioLifetime, FolioShape, InFlightFolio, Mapping, MarkOutcome, NewMapping,
     RemoveFilter, SplitOutcome, TakeFilter, WritebackOutcome,
 };
 use quinion::internals::policy::FetchOrigin;
@@ -251,15 +251,15 @@ fn a_folio_held_pinned_filled_written_or_unlisted_is_not_split() {
     let mut runs = Vec::new();
     rig.mapping.lock().begin_writeback(page(0)..page(8), TakeFilter::Dirty, 100, &mut runs);
     assert_eq!(rig.mapping.split_at(page(4)), SplitOutcome::Busy);
-    assert!(matches!(rig.mapping.find_in_flight(page(0)..page(8)), InFlight::Folio(_)));
+    assert!(matches!(rig.mapping.find_in_flight(page(0)..page(8)), InFlightFolio::Folio(_)));
     rig.mapping.lock().end_writeback(runs[0], WritebackOutcome::Written, Millis(9));
     assert_eq!(rig.mapping.split_at(page(4)), SplitOutcome::Done);
     // Being filled.
     let frame = rig.add_filling(8, 3, FolioLifetime::Stays);
     assert_eq!(rig.mapping.split_at(page(9)), SplitOutcome::Busy);
-    assert!(matches!(rig.mapping.find_in_flight(page(0)..page(16)), InFlight::Folio(_)));
+    assert!(matches!(rig.mapping.find_in_flight(page(0)..page(16)), InFlightFolio::Folio(_)));
     rig.arena.view().own(frame).complete();
-    assert!(matches!(rig.mapping.find_in_flight(page(0)..page(16)), InFlight::None(PageIndex(16))));
+    assert!(matches!(rig.mapping.find_in_flight(page(0)..page(16)), InFlightFolio::None(PageIndex(16))));
     // Popped by the reclaimer, who has yet to evict it.
     {
         let mut reservation = rig.reclaim.lists().empty_reservation(PoolNumber::DEFAULT);

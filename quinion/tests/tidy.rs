@@ -15,7 +15,8 @@
 //!   ratchet     long functions do not become more, nor long lists of parameters, and tuples among them, nor the
 //!               share of comments in a package's lines
 //!   names       a lettered test name is given once; a test's name has a subject; a type, a variant of an enum and an
-//!               alias have names of the field
+//!               alias have names of the field; one name is one type in a package
+//!   openings    the first line of an item's documentation names its subject
 //!   statements  the comment of a lettered test begins with its letter and the statement that it tests
 //!   subjects    no clause "who ..." without its noun, in comments, behind code and in tables; in the product and in
 //!               its documents no sentence begins with such a "What"
@@ -37,6 +38,8 @@ use std::path::{Path, PathBuf};
 mod comments;
 #[path = "tidy/imports.rs"]
 mod imports;
+#[path = "tidy/names.rs"]
+mod names;
 #[path = "tidy/prose.rs"]
 mod prose;
 #[path = "tidy/signatures.rs"]
@@ -1098,6 +1101,23 @@ fn comments_name_the_thing_that_they_describe() {
 }
 
 #[test]
+fn documentation_opens_with_its_subject() {
+    let mut sources = rust_files();
+    sources.retain(|source| source.path != "quinion/tests/tidy.rs"); // this rule's own wrong texts
+    let complaints = |source: &Source| complaints_of(source, names::check_openings(&source.text));
+    expect_tidy(sources.iter().flat_map(complaints).collect());
+}
+
+/// The benchmark's experiments and the tests' doubles have names of their own kind again and again: `Reader`, `Stage`.
+#[test]
+fn types_have_one_name_each() {
+    let product = PACKAGES.iter().filter(|package| !["bench/src/", "testing/src/"].contains(&package.root));
+    let found: Vec<_> =
+        product.flat_map(|package| names::names_of_two(files(package.root, &[".rs"]).iter())).collect();
+    assert!(found.is_empty(), "name these types by what sets them apart: {found:#?}");
+}
+
+#[test]
 fn messages_have_plain_words() {
     let sources = rust_files();
     let product = |source: &&Source| PACKAGES.iter().any(|package| source.path.starts_with(package.root));
@@ -1287,6 +1307,33 @@ mod a_rule_can_fail {
         let hidden =
             "f(); // it wakes so who waits\n//! (Who holds it waits.)\n//! | F | Who reads it waits |";
         expect(check(hidden), &[(1, "nobody"), (2, "nobody"), (3, "nobody")]);
+    }
+
+    #[test]
+    fn openings_without_a_subject_are_seen() {
+        let check =
+            |text| names::check_openings(text).into_iter().map(|fault| fault.line).collect::<Vec<_>>();
+        let right =
+            "/// Isolates a page.\n/// It waits.\nfn f() {}\n// It is no documentation\n/// One-shot timer.";
+        assert_eq!(check(right), []);
+        let wrong =
+            "/// The same, for writes.\nfn f() {}\n    /// None.\n    A,\n    /// So many\n//! It\n/// It's";
+        assert_eq!(check(wrong), [1, 3, 5, 7]);
+    }
+
+    #[test]
+    fn a_name_of_two_types_is_seen() {
+        let sources = [
+            Source::new("view/src/a.rs", "pub struct Slot<T>(T);\nenum State {}\nenum Kind {}"),
+            Source::new(
+                "view/src/b.rs",
+                "trait Slot {}\nenum State {}\n#[cfg(test)]\nmod tests {\n    enum Kind {}\n}",
+            ),
+            Source::new("view/src/c/tests.rs", "struct Kind;\nuse a::Slot;"),
+        ];
+        let found = names::names_of_two(sources.iter());
+        let places = ["view/src/a.rs:1", "view/src/b.rs:1"].map(str::to_owned).to_vec();
+        assert_eq!(found, [("Slot".to_owned(), places)]);
     }
 
     #[test]

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use quinion::OnPinned;
 use quinion::backend::{
-    Backend, Creation, Engine, EngineOptions, InitialContent, Mechanism, MemoryFile, SyncKind, WaitQueue,
-    WriteOptions,
+    Backend, Creation, Engine, EngineOptions, InitialContent, Mechanism, MemoryFile, OpenForWrite, SyncKind,
+    WaitQueue,
 };
 use quinion::internals::filemap::Truncation;
 use quinion::internals::mapping::FolioLifetime;
@@ -387,7 +387,7 @@ fn a_lone_writer_needs_no_other_thread_to_sync() {
         let options = EngineOptions { mechanism, queue_depth: 4, ..EngineOptions::default() };
         let engine = Engine::new(Arc::clone(&wait_queue), options);
         let stage = Stage::with_wait_queue(wait_queue, by_hand());
-        let new = WriteOptions { creation: Creation::MustBeNew, start: InitialContent::Kept, mode: 0o644 };
+        let new = OpenForWrite { creation: Creation::MustBeNew, start: InitialContent::Kept, mode: 0o644 };
         let path = folder.path().join("file");
         let file = stage.open(1, Arc::new(engine.open_for_writing(&path, new).unwrap()));
         stage.writeback.close(); // the background's thread
@@ -414,7 +414,7 @@ fn a_small_append_is_written_by_its_sync() {
     let wait_queue = Arc::new(WaitQueue::new());
     let engine = Engine::new(Arc::clone(&wait_queue), EngineOptions::default());
     let stage = Stage::with_wait_queue(wait_queue, by_hand());
-    let new = WriteOptions { creation: Creation::MustBeNew, start: InitialContent::Kept, mode: 0o644 };
+    let new = OpenForWrite { creation: Creation::MustBeNew, start: InitialContent::Kept, mode: 0o644 };
     let local = engine.open_for_writing(&path, new).unwrap();
     if !local.is_direct() {
         return println!("SKIPPED: no direct I/O here");

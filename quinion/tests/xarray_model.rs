@@ -49,7 +49,9 @@ use model_stage::{Needed, all_needed, each_fails, explore};
 use quinion::internals::arena::{Descriptor, HoldRefused, ReadableState};
 use quinion::internals::sync::Mutant;
 use quinion::internals::units::{MappingId, Order, PageIndex};
-use quinion::internals::xarray::{Entry, Head, Kind, RacySlots, Slab, Split, Value, XArray, load_root, walk};
+use quinion::internals::xarray::{
+    Entry, Head, Kind, NodeSlab, RacySlots, Split, Value, XArray, load_root, walk,
+};
 
 mod model_stage;
 
@@ -187,7 +189,7 @@ impl<const BITS: u32> Tree<BITS> {
     }
 }
 
-impl<const BITS: u32> Slab for Tree<BITS> {
+impl<const BITS: u32> NodeSlab for Tree<BITS> {
     fn slots(&self, node: u32) -> &[AtomicU32] {
         &self.slots[node as usize]
     }

@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use quinion::internals::xarray::{Entry, Kind, RacySlots, Slab, Stored, Value, XArray};
+use quinion::internals::xarray::{Entry, Kind, NodeSlab, RacySlots, Stored, Value, XArray};
 use quinion_testing::nodes::{Forest, Reuse, TestNodes};
 
 const SPAN: u64 = 512;

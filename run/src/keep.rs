@@ -56,7 +56,7 @@ use connection::{ANSWER_TIMEOUT, Connection};
 use start::StartOutcome;
 
 pub(super) use message::Message;
-pub use numbers::Numbers;
+pub use numbers::KeptCacheNumbers;
 pub use owner::{Cache, KeepOptions, keep};
 
 mod locks;
@@ -279,9 +279,9 @@ impl JoinedCache {
 
     /// The run's numbers so far, with the `files` that are read most; if the cache was stopped meanwhile, those until
     /// then. `None` if it has ended without an answer.
-    pub fn numbers(&mut self, files: usize) -> io::Result<Option<Numbers>> {
+    pub fn numbers(&mut self, files: usize) -> io::Result<Option<KeptCacheNumbers>> {
         let Some(answer) = self.line.ask(&numbers::question(files))? else { return Ok(None) };
-        Numbers::of(&answer).map(Some).ok_or_else(|| self.line.not_understood())
+        KeptCacheNumbers::of(&answer).map(Some).ok_or_else(|| self.line.not_understood())
     }
 
     /// Whether the owner of the cache has ended.

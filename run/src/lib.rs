@@ -126,7 +126,7 @@ impl Intercept {
 }
 
 /// The owner's numbers, as a run asks for them.
-pub trait Numbers {
+pub trait OwnerNumbersSource {
     /// The owner's numbers so far.
     fn numbers(&self) -> OwnerNumbers;
     /// The files that are read most, hottest first, at most `most`; none if that is not known.
@@ -135,7 +135,7 @@ pub trait Numbers {
     }
 }
 
-impl<F: Fn() -> OwnerNumbers> Numbers for F {
+impl<F: Fn() -> OwnerNumbers> OwnerNumbersSource for F {
     fn numbers(&self) -> OwnerNumbers {
         self()
     }
@@ -187,7 +187,7 @@ pub fn run(
     options: &RunOptions,
     planning: Planning,
     owner: Arc<dyn Owner>,
-    numbers: &(impl Numbers + Sync),
+    numbers: &(impl OwnerNumbersSource + Sync),
 ) -> io::Result<RunEnd> {
     options.check()?;
     let mut session = open_files::needed_for("the cache's service", Session::start(owner))?;
@@ -239,7 +239,7 @@ pub fn run_kept(options: &RunOptions, wanted: &CacheRequest) -> io::Result<RunEn
     let kept = Mutex::new(kept);
     let numbers = |files| lock(&kept).numbers(files).ok().flatten();
     let look = |files| {
-        let keep::Numbers { totals, stats, owner, hottest, .. } = numbers(files).unwrap_or_default();
+        let keep::KeptCacheNumbers { totals, stats, owner, hottest, .. } = numbers(files).unwrap_or_default();
         RunSample { totals, stats, owner, hottest }
     };
     // The process of a kept cache is not stopped with this one.
@@ -257,7 +257,8 @@ pub fn run_kept(options: &RunOptions, wanted: &CacheRequest) -> io::Result<RunEn
         };
         let numbers = asked.ok().flatten();
         let is_known = numbers.is_some();
-        let keep::Numbers { totals, stats, owner, others, modes, hottest: _ } = numbers.unwrap_or_default();
+        let keep::KeptCacheNumbers { totals, stats, owner, others, modes, hottest: _ } =
+            numbers.unwrap_or_default();
         let intercept = Interception { how: options.intercept, planned };
         let in_kept = KeptRunNumbers { name: kept.name(), others, is_known, has_ended };
         let report = RunReport {

@@ -213,7 +213,7 @@ impl<'a> Code64<'a> {
             match header.p_type(endian) {
                 PT_LOAD => {
                     let is_code = header.p_flags(endian).0 & PF_X.0 != 0;
-                    loaded.push(Segment { at: header.p_vaddr(endian), bytes: bytes()?, is_code });
+                    loaded.push(LoadedSegment { at: header.p_vaddr(endian), bytes: bytes()?, is_code });
                 }
                 PT_GNU_EH_FRAME => frames = Some((header.p_vaddr(endian), bytes()?)),
                 _ => {}
@@ -409,7 +409,7 @@ fn is_immediate(kind: OpKind) -> bool {
 }
 
 /// A part of an object that is loaded.
-struct Segment<'a> {
+struct LoadedSegment<'a> {
     /// The address at which it is loaded.
     at: u64,
     bytes: &'a [u8],
@@ -425,7 +425,7 @@ struct Functions<'a> {
     at: u64,
     /// Start and entry of each function, in eight bytes, by start.
     list: &'a [u8],
-    loaded: Vec<Segment<'a>>,
+    loaded: Vec<LoadedSegment<'a>>,
     /// Whether the entries with this common part have the usual form.
     forms: RefCell<HashMap<u64, bool>>,
 }
@@ -433,7 +433,7 @@ struct Functions<'a> {
 impl<'a> Functions<'a> {
     const PAIR: usize = 8;
 
-    fn of(frames: Option<(u64, &'a [u8])>, loaded: Vec<Segment<'a>>) -> Self {
+    fn of(frames: Option<(u64, &'a [u8])>, loaded: Vec<LoadedSegment<'a>>) -> Self {
         /// Version 1; the pointer to the entries in any form of four bytes; the count as four bytes; the list as
         /// signed differences of four bytes to the table's start.
         const COUNT_PLAIN: u8 = 0x03;
@@ -494,7 +494,12 @@ fn word(bytes: &[u8], at: usize) -> Option<i32> {
 }
 
 /// The length of the function whose entry is at `entry`, if the entry says that it starts at `start`.
-fn length(start: u64, entry: u64, loaded: &[Segment<'_>], forms: &mut HashMap<u64, bool>) -> Option<u64> {
+fn length(
+    start: u64,
+    entry: u64,
+    loaded: &[LoadedSegment<'_>],
+    forms: &mut HashMap<u64, bool>,
+) -> Option<u64> {
     let word = |at: u64| word(bytes_at(loaded, at)?, 0).map(|word| word as u32);
     let (common_back, begin, length) =
         (word(entry.checked_add(4)?)?, word(entry.checked_add(8)?)?, word(entry.checked_add(12)?)?);
@@ -506,7 +511,7 @@ fn length(start: u64, entry: u64, loaded: &[Segment<'_>], forms: &mut HashMap<u6
 
 /// Whether the entries that share the part at `common` have starts and lengths of four bytes, the starts relative to
 /// themselves: its augmentation is `zR` or longer, with the form that compilers use.
-fn has_usual_form(common: u64, loaded: &[Segment<'_>]) -> bool {
+fn has_usual_form(common: u64, loaded: &[LoadedSegment<'_>]) -> bool {
     const RELATIVE_WORD: u8 = 0x1b;
     let Some(bytes) = bytes_at(loaded, common) else { return false };
     let Some(name) = bytes.get(9..).and_then(|rest| rest.split(|&byte| byte == 0).next()) else {
@@ -533,7 +538,7 @@ fn has_usual_form(common: u64, loaded: &[Segment<'_>]) -> bool {
     false
 }
 
-fn bytes_at<'a>(loaded: &[Segment<'a>], address: u64) -> Option<&'a [u8]> {
+fn bytes_at<'a>(loaded: &[LoadedSegment<'a>], address: u64) -> Option<&'a [u8]> {
     loaded.iter().find_map(|part| part.bytes.get(usize::try_from(address.checked_sub(part.at)?).ok()?..))
 }
 

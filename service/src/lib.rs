@@ -60,7 +60,7 @@
 mod error;
 mod socket;
 mod revision_attributes;
-mod setbacks;
+mod clock_steps;
 mod totals;
 mod stores;
 mod server;

@@ -37,9 +37,9 @@ use quinion_owner::internals::viewer::sys::Errno;
 use quinion_owner::{NameOpener, NamedObject, RevisionRequest};
 use sha2::{Digest, Sha256};
 
+use crate::clock_steps::BackwardClockSteps;
 use crate::error::{CHANGED, FETCH};
 use crate::revision_attributes::RevisionAttributes;
-use crate::setbacks::Setbacks;
 use crate::totals::{ClientCounts, ServerTotals, TOTALS, TOTALS_NAME, TOTALS_PLACE};
 
 const UNKNOWN_OPTION: &str =
@@ -58,7 +58,7 @@ pub(crate) struct Stores {
     stores: RwLock<Vec<StoreEntry>>,
     count: AtomicU64,
     /// `None`: no revisions of files are opened.
-    revisions: Option<Setbacks>,
+    revisions: Option<BackwardClockSteps>,
     /// Set when the service has been started.
     clients: OnceLock<ClientCounts>,
 }
@@ -100,7 +100,7 @@ impl Stores {
     }
 
     pub(crate) fn with_revisions(self) -> Self {
-        Self { revisions: Some(Setbacks::default()), ..self }
+        Self { revisions: Some(BackwardClockSteps::default()), ..self }
     }
 
     /// Adds a store in the place of that of the same prefix; whether there was one. If that had the same name of its
@@ -305,8 +305,8 @@ impl NameOpener for Stores {
 
     fn open_revision(&self, request: RevisionRequest<'_>) -> Result<Arc<dyn NamedObject>, NameRefusal> {
         let none = || refusal(Errno::OPNOTSUPP, "this server opens no revisions of local files".into());
-        let setbacks = self.revisions.as_ref().ok_or_else(none)?;
-        Ok(Arc::new(OpenedRevision::open(&self.cache, setbacks.count(), request)?))
+        let clock_steps = self.revisions.as_ref().ok_or_else(none)?;
+        Ok(Arc::new(OpenedRevision::open(&self.cache, clock_steps.count(), request)?))
     }
 }
 
@@ -317,9 +317,9 @@ struct OpenedRevision {
 }
 
 impl OpenedRevision {
-    fn open(cache: &Cache, setbacks: u64, request: RevisionRequest<'_>) -> Result<Self, NameRefusal> {
+    fn open(cache: &Cache, clock_steps: u64, request: RevisionRequest<'_>) -> Result<Self, NameRefusal> {
         let RevisionRequest { name, file } = request;
-        let name = [&setbacks.to_le_bytes()[..], name].concat();
+        let name = [&clock_steps.to_le_bytes()[..], name].concat();
         let mut attributes = RevisionAttributes::default();
         let opened = cache.open_revision(file, |now| {
             attributes = RevisionAttributes::of(now);

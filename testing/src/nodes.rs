@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use quinion::internals::xarray::{Entry, Head, RacySlots, Root, ShadowOnly, Slab, Steps, XArray, walk};
+use quinion::internals::xarray::{Entry, Head, NodeSlab, RacySlots, Root, ShadowOnly, Steps, XArray, walk};
 
 /// Whether a node that comes back is handed out again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -78,7 +78,7 @@ impl TestNodes {
     }
 }
 
-impl Slab for TestNodes {
+impl NodeSlab for TestNodes {
     fn slots(&self, node: u32) -> &[AtomicU32] {
         let start = self.place(node) << self.bits;
         &self.slots[start..start + (1 << self.bits)]

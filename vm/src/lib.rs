@@ -135,7 +135,7 @@ pub use text::{SocketMode, SocketOwner};
 #[doc(hidden)]
 pub mod internals {
     pub use crate::fault_record::digest;
-    pub use crate::message::{ParseStep, Region, check, parse};
+    pub use crate::message::{ParseStep, VmmRegion, check, parse};
     #[cfg(feature = "pack")]
     pub use crate::snapshot::pack::read_made_up;
     pub use crate::uffd::{Modes, Uffd, feature};

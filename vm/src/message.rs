@@ -36,7 +36,7 @@ pub const VERSION: u64 = 1;
 
 /// A region as a VMM describes it; see Firecracker's documentation of snapshots and page faults.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
-pub struct Region {
+pub struct VmmRegion {
     /// The region's first address in the VMM.
     pub base_host_virt_addr: u64,
     /// Bytes.
@@ -61,7 +61,7 @@ pub enum ParseStep {
     /// No whole message yet; more has to come.
     Unfinished,
     /// The regions that are to be served.
-    Regions(Vec<Region>),
+    Regions(Vec<VmmRegion>),
     /// The peer wants the image's memory.
     WantsImage,
 }
@@ -160,7 +160,7 @@ fn value<T: for<'a> Deserialize<'a>>(bytes: &[u8]) -> Result<Option<T>, BadMessa
 ///
 /// # Errors
 /// They cannot be so.
-pub fn check(regions: &[Region], image_bytes: u64) -> Result<Pages, BadMessage> {
+pub fn check(regions: &[VmmRegion], image_bytes: u64) -> Result<Pages, BadMessage> {
     if regions.is_empty() || regions.len() > REGIONS_MAX {
         return Err(BadMessage::RegionCount(regions.len()));
     }
@@ -170,7 +170,7 @@ pub fn check(regions: &[Region], image_bytes: u64) -> Result<Pages, BadMessage> 
     }
     check_overlaps(regions, "addresses", |region| region.base_host_virt_addr)?;
     check_overlaps(regions, "the snapshot", |region| region.offset)?;
-    let place = |region: &Region| MappedRegion {
+    let place = |region: &VmmRegion| MappedRegion {
         base: region.base_host_virt_addr,
         offset: region.offset,
         bytes: region.size,
@@ -178,7 +178,7 @@ pub fn check(regions: &[Region], image_bytes: u64) -> Result<Pages, BadMessage> 
     Ok(Pages::new(unit, &regions.iter().map(place).collect::<Vec<_>>()))
 }
 
-impl Region {
+impl VmmRegion {
     fn unit(&self) -> u64 {
         self.page_size.or(self.page_size_kib).unwrap_or(UNITS[0])
     }
@@ -207,9 +207,9 @@ impl Region {
 }
 
 fn check_overlaps(
-    regions: &[Region],
+    regions: &[VmmRegion],
     what: &'static str,
-    begin: impl Fn(&Region) -> u64,
+    begin: impl Fn(&VmmRegion) -> u64,
 ) -> Result<(), BadMessage> {
     let mut order: Vec<usize> = (0..regions.len()).collect();
     order.sort_by_key(|&number| begin(&regions[number]));
@@ -230,8 +230,8 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    fn region(base: u64, size: u64, offset: u64) -> Region {
-        Region { base_host_virt_addr: base, size, offset, page_size: Some(4096), page_size_kib: None }
+    fn region(base: u64, size: u64, offset: u64) -> VmmRegion {
+        VmmRegion { base_host_virt_addr: base, size, offset, page_size: Some(4096), page_size_kib: None }
     }
 
     /// As a Firecracker of 2026 says it.
@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn regions_that_cannot_be_are_refused_with_a_reason() {
-        let refused = |regions: &[Region]| check(regions, GIB).expect_err("cannot be");
+        let refused = |regions: &[VmmRegion]| check(regions, GIB).expect_err("cannot be");
         let (base, unit) = (7 * GIB, 4096);
         assert_eq!(refused(&[]), BadMessage::RegionCount(0));
         let many: Vec<_> = (0..65).map(|i| region(base + i * unit, unit, i * unit)).collect();
@@ -300,7 +300,7 @@ mod tests {
         let overlap = [region(base, 2 * unit, unit), region(9 * GIB, 2 * unit, 0)];
         assert_eq!(refused(&overlap), BadMessage::Overlap(0, 1, "the snapshot"));
         for (first, second) in [(Some(0), Some(0)), (Some(8192), None), (Some(4096), Some(2 << 20))] {
-            let sized = |base, page_size| Region { page_size, ..region(base, 2 << 20, base - 8 * GIB) };
+            let sized = |base, page_size| VmmRegion { page_size, ..region(base, 2 << 20, base - 8 * GIB) };
             let wrong = refused(&[sized(8 * GIB, first), sized(8 * GIB + (4 << 20), second)]);
             assert!(matches!(wrong, BadMessage::PageSize { .. }), "{wrong}");
         }

@@ -129,17 +129,17 @@ pub struct RegionStates {
 #[derive(Clone, Debug)]
 pub struct Pages {
     unit: u64,
-    regions: Vec<Region>,
+    regions: Vec<RegionPages>,
 }
 
 #[derive(Clone, Debug)]
-struct Region {
+struct RegionPages {
     base: u64,
     offset: u64,
     states: States,
 }
 
-impl Region {
+impl RegionPages {
     fn end(&self, unit: u64) -> u64 {
         self.base + self.states.len as u64 * unit
     }
@@ -199,12 +199,12 @@ impl Pages {
     /// Pages that are all absent. `unit` is a power of two; the places are non-empty multiples of it, do not overlap,
     /// and none ends behind the last address.
     pub fn new(unit: u64, places: &[MappedRegion]) -> Self {
-        let region = |place: &MappedRegion| Region {
+        let region = |place: &MappedRegion| RegionPages {
             base: place.base,
             offset: place.offset,
             states: States::absent((place.bytes / unit) as usize),
         };
-        let mut regions: Vec<Region> = places.iter().map(region).collect();
+        let mut regions: Vec<RegionPages> = places.iter().map(region).collect();
         regions.sort_by_key(|region| region.base);
         let pages = Self { unit, regions };
         pages.check();
@@ -214,7 +214,7 @@ impl Pages {
     /// Pages in these states, as [`Pages::states`] told of them: the regions stand in the order of their addresses, do
     /// not overlap, and are [`PIECES_MAX`] at most.
     pub fn of_states(unit: u64, regions: Vec<RegionStates>) -> Self {
-        let region = |region: RegionStates| Region {
+        let region = |region: RegionStates| RegionPages {
             base: region.base,
             offset: region.offset,
             states: States { words: region.words, len: region.pages as usize },
@@ -227,7 +227,7 @@ impl Pages {
     /// Each region with the states of its pages, in the order of their addresses.
     pub fn states(&self) -> impl Iterator<Item = RegionStates> + '_ {
         self.regions.iter().map(|region| {
-            let Region { base, offset, states: States { words, len } } = region;
+            let RegionPages { base, offset, states: States { words, len } } = region;
             let (mut words, used) = (words.clone(), len % IN_WORD);
             if let Some(last) = words.last_mut().filter(|_| used > 0) {
                 *last &= u64::MAX >> (64 - 2 * used);
@@ -299,7 +299,7 @@ impl Pages {
     }
 
     /// Finds the absent parts of `bytes`, counted from where the region begins; it may end behind the region.
-    fn absent_of(&self, region: &Region, bytes: Range<u64>, found: &mut Vec<ImagePart>) {
+    fn absent_of(&self, region: &RegionPages, bytes: Range<u64>, found: &mut Vec<ImagePart>) {
         let unit = self.unit;
         let end = (bytes.end.div_ceil(unit) as usize).min(region.states.len);
         let mut at = (bytes.start / unit) as usize;
@@ -366,7 +366,7 @@ impl Pages {
         for region in &self.regions {
             let (before, inside, after) = self.cut(region, &gone);
             regions.extend(before.into_iter().chain(after));
-            moved.extend(inside.map(|piece| Region { base: piece.base - from + to, ..piece }));
+            moved.extend(inside.map(|piece| RegionPages { base: piece.base - from + to, ..piece }));
         }
         if !moved.is_empty() && !to.wrapping_sub(from).is_multiple_of(self.unit) {
             return Err(MoveError::BetweenPages);
@@ -381,12 +381,16 @@ impl Pages {
         self.replace(cleared).map_err(MoveError::TooManyPieces)
     }
 
-    fn cut(&self, region: &Region, range: &Range<u64>) -> (Option<Region>, Option<Region>, Option<Region>) {
+    fn cut(
+        &self,
+        region: &RegionPages,
+        range: &Range<u64>,
+    ) -> (Option<RegionPages>, Option<RegionPages>, Option<RegionPages>) {
         let (unit, len) = (self.unit, region.states.len as u64);
         let from = (range.start.max(region.base) - region.base).div_ceil(unit).min(len);
         let to = ((range.end.max(region.base) - region.base) / unit).clamp(from, len);
         let part = |units: Range<u64>| {
-            (!units.is_empty()).then(|| Region {
+            (!units.is_empty()).then(|| RegionPages {
                 base: region.base + units.start * unit,
                 offset: region.offset + units.start * unit,
                 states: region.states.part(units.start as usize..units.end as usize),
@@ -398,7 +402,7 @@ impl Pages {
         (part(0..from), part(from..to), part(to..len))
     }
 
-    fn replace(&mut self, mut regions: Vec<Region>) -> Result<(), TooManyPieces> {
+    fn replace(&mut self, mut regions: Vec<RegionPages>) -> Result<(), TooManyPieces> {
         if regions.len() > PIECES_MAX {
             return Err(TooManyPieces);
         }
@@ -414,7 +418,7 @@ impl Pages {
 
     /// Where the last region ends in the image.
     pub fn image_end(&self) -> u64 {
-        let end = |region: &Region| region.offset + region.states.len as u64 * self.unit;
+        let end = |region: &RegionPages| region.offset + region.states.len as u64 * self.unit;
         self.regions.iter().map(end).max().unwrap_or(0)
     }
 

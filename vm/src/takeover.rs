@@ -39,7 +39,7 @@ pub const VERSION: u64 = 1;
 pub const PACKET_BYTES: usize = 64 << 10;
 /// Descriptors of an offer: the socket of VMMs and that of successors, the running server's process, and the event by
 /// which it says that it goes on serving.
-pub const DOOR_DESCRIPTORS: usize = 4;
+pub const LISTENER_DESCRIPTORS: usize = 4;
 /// A VM's address spaces at most.
 pub const SPACES_MAX: usize = 8;
 /// Descriptors of a VM at most: its connection, its process, its spaces.
@@ -219,9 +219,9 @@ impl TakeoverOffer {
     /// more VMs than `vms_max`.
     pub fn parse(packet: &[u8], descriptors: usize, vms_max: u64) -> Result<Self, TakeoverError> {
         let offer: Self = read(packet)?;
-        if descriptors != DOOR_DESCRIPTORS {
+        if descriptors != LISTENER_DESCRIPTORS {
             return Err(bad(format_args!(
-                "{descriptors} descriptors with an offer, which has {DOOR_DESCRIPTORS}"
+                "{descriptors} descriptors with an offer, which has {LISTENER_DESCRIPTORS}"
             )));
         }
         let vms = offer.vms;
@@ -302,9 +302,9 @@ pub fn states_bytes<'a>(spaces: impl Iterator<Item = &'a Pages>) -> Vec<u8> {
 }
 
 /// Words that have not been read yet.
-struct Words<'a>(&'a [u8]);
+struct WordReader<'a>(&'a [u8]);
 
-impl Words<'_> {
+impl WordReader<'_> {
     fn next(&mut self) -> Result<u64, TakeoverError> {
         let (word, rest) = self.0.split_first_chunk().ok_or_else(|| bad("states that are cut"))?;
         self.0 = rest;
@@ -325,7 +325,7 @@ impl Words<'_> {
 /// # Errors
 /// The states are malformed.
 pub fn parse_states(bytes: &[u8], spaces: usize, image_bytes: u64) -> Result<Vec<Pages>, TakeoverError> {
-    let mut words = Words(bytes);
+    let mut words = WordReader(bytes);
     let mut found: Vec<Pages> = Vec::new();
     for _ in 0..spaces {
         let pages = parse_space(&mut words, image_bytes)?;
@@ -337,7 +337,7 @@ pub fn parse_states(bytes: &[u8], spaces: usize, image_bytes: u64) -> Result<Vec
     if words.0.is_empty() { Ok(found) } else { Err(bad("something behind the states")) }
 }
 
-fn parse_space(words: &mut Words<'_>, image_bytes: u64) -> Result<Pages, TakeoverError> {
+fn parse_space(words: &mut WordReader<'_>, image_bytes: u64) -> Result<Pages, TakeoverError> {
     let (unit, count) = (words.next()?, words.next()?);
     if !UNITS.contains(&unit) {
         return Err(bad(format_args!("pages of {unit} bytes")));
@@ -362,7 +362,11 @@ fn parse_space(words: &mut Words<'_>, image_bytes: u64) -> Result<Pages, Takeove
     Ok(Pages::of_states(unit, regions))
 }
 
-fn parse_region(words: &mut Words<'_>, unit: u64, image_bytes: u64) -> Result<RegionStates, TakeoverError> {
+fn parse_region(
+    words: &mut WordReader<'_>,
+    unit: u64,
+    image_bytes: u64,
+) -> Result<RegionStates, TakeoverError> {
     let (base, offset, pages) = (words.next()?, words.next()?, words.next()?);
     let bytes = pages.checked_mul(unit).filter(|bytes| *bytes > 0);
     let in_image = bytes.and_then(|bytes| offset.checked_add(bytes)).is_some_and(|end| end <= image_bytes);

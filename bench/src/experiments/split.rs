@@ -14,7 +14,7 @@
 use std::hint::black_box;
 use std::rc::Rc;
 
-use quinion::internals::xarray::{Inserted, Kind, Slab, XArray};
+use quinion::internals::xarray::{Inserted, Kind, NodeSlab, XArray};
 
 use crate::fixtures::index::{Index, Nodes, made_up};
 use crate::harness::timing::{Spent, alone};

@@ -93,7 +93,7 @@ pub struct qn_backend {
     >,
     /// Cuts the bytes, or adds zeros.
     pub truncate: Option<unsafe extern "C-unwind" fn(context: *mut c_void, length: u64) -> c_int>,
-    /// Is told, once for each open that succeeded, that no function of this backend will be called any more; may be
+    /// Called once for each open that succeeded, when no function of this backend will be called any more; may be
     /// NULL. It comes in qn_close() or long after it, because the cache keeps pages of closed files. It reads and
     /// writes a file by the first backend that it was opened with. A thread of the library may call it, shortly after
     /// the call that ended the cache has returned. Free the context here, and not before. If two opens have one

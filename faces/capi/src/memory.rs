@@ -22,9 +22,9 @@ pub const QN_MEMORY_UNEVICTABLE: u32 = 1;
 pub struct qn_memory_file_options {
     /// sizeof(struct qn_memory_file_options).
     pub size: usize,
-    /// Its length in bytes at first, all of it a hole.
+    /// The file's length in bytes at first, all of it a hole.
     pub length: u64,
-    /// Its name in messages, in UTF-8, or NULL. It is copied.
+    /// The file's name in messages, in UTF-8, or NULL. It is copied.
     pub name: *const c_char,
     /// The pool that its pages belong to, and whose cache is used then; NULL: the default pool of the cache.
     pub pool: *const qn_pool,

@@ -56,9 +56,9 @@ pub struct qn_pool_usage {
     pub used_bytes: u64,
     /// Pages of 4096 bytes that were put into the cache for it.
     pub inserted_pages: u64,
-    /// Its pages that were evicted.
+    /// Pages of the pool that were evicted.
     pub evicted_pages: u64,
-    /// Its pages that came back soon after they were evicted.
+    /// Pages of the pool that came back soon after they were evicted.
     pub refaulted_pages: u64,
 }
 

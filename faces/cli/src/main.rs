@@ -52,7 +52,9 @@ use quinion::Pressure;
 use quinion_cli::output::{EXIT_FAILED, EXIT_NOT_SERVED, complain, complain_only, print};
 use quinion_run::keep::{self, CacheRequest, Idle, KeepOptions, Name};
 use quinion_run::report::{self, Form};
-use quinion_run::{Intercept, Numbers, OwnerNumbers, Planning, RunEnd, RunOptions, group, open_files};
+use quinion_run::{
+    Intercept, OwnerNumbers, OwnerNumbersSource, Planning, RunEnd, RunOptions, group, open_files,
+};
 use quinion_size::{self as size, Size};
 
 const AFTER_HELP: &str = "\
@@ -334,7 +336,7 @@ fn run_alone(
 
 struct OwnerStats(Arc<quinion_owner::CacheOwner>);
 
-impl Numbers for OwnerStats {
+impl OwnerNumbersSource for OwnerStats {
     fn numbers(&self) -> OwnerNumbers {
         OwnerNumbers::of(&self.0)
     }

@@ -157,7 +157,7 @@ impl Endpoint {
         match (asked, &path) {
             (RoutedRequest::Cached, Some(path)) if !is_for_the_store(&request) => {
                 let S3Request { method, headers, .. } = &request;
-                let read = read::Request { method, path, query: &query, headers };
+                let read = read::ObjectRead { method, path, query: &query, headers };
                 match read::read(bucket.cached.store(), read).await {
                     Ok(response) => Ok(response),
                     Err(Refusal::Answer(error)) => Err(error),
@@ -214,7 +214,7 @@ impl Endpoint {
             }
             body = Some((futures_util::stream::empty().boxed(), 0));
         }
-        let asked = upstream::Request {
+        let asked = upstream::UpstreamRequest {
             method: request.method,
             key: target.key.as_deref(),
             query: &query,

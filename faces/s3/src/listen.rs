@@ -162,7 +162,7 @@ impl Connection {
         let answer = service_fn(move |request| {
             is_asked.store(true, Ordering::Relaxed); // only this task looks at it
             let (service, free) = (Arc::clone(&service), Arc::clone(&requests).try_acquire_owned().ok());
-            let silence = Silence { stall, end: of_bodies.clone() };
+            let silence = ClientSilence { stall, end: of_bodies.clone() };
             async move { Ok::<_, Infallible>(answered(&service, request, free, silence).await) }
         });
         let mut http = hyper::server::conn::http1::Builder::new();
@@ -182,12 +182,12 @@ impl Connection {
 }
 
 /// How long a client that sends a body may send nothing of it.
-struct Silence {
+struct ClientSilence {
     stall: Duration,
     end: End,
 }
 
-impl Silence {
+impl ClientSilence {
     /// Waits until it was silent for too long.
     async fn is_too_long(&mut self) {
         let at_end = async {
@@ -206,7 +206,7 @@ async fn answered(
     service: &S3Service,
     request: Request<Incoming>,
     free: Option<OwnedSemaphorePermit>,
-    silence: Silence,
+    silence: ClientSilence,
 ) -> Response<Body> {
     let Some(free) = free else {
         let error = s3_error!(SlowDown, "The endpoint has as many requests as it takes.");
@@ -237,7 +237,7 @@ fn failed() -> Response<Body> {
 }
 
 /// A body that ends with an error when its client is silent for too long.
-fn within(body: Incoming, silence: Silence) -> Body {
+fn within(body: Incoming, silence: ClientSilence) -> Body {
     if body.is_end_stream() {
         return Body::empty();
     }

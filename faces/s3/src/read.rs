@@ -26,7 +26,7 @@ use crate::routing::{OVERRIDES, Query};
 const TYPE_OF_NONE: &str = "binary/octet-stream";
 
 /// A GET or HEAD of an object.
-pub struct Request<'r> {
+pub struct ObjectRead<'r> {
     pub method: &'r Method,
     pub path: &'r Path,
     /// The parameters: none but overrides.
@@ -53,8 +53,8 @@ impl From<S3Error> for Refusal {
 ///
 /// # Errors
 /// The object is not there, does not fulfil the conditions or has no such range; it could not be read.
-pub async fn read(store: &dyn ObjectStore, request: Request<'_>) -> Result<S3Response<Body>, Refusal> {
-    let Request { method, path, query, headers } = request;
+pub async fn read(store: &dyn ObjectStore, request: ObjectRead<'_>) -> Result<S3Response<Body>, Refusal> {
+    let ObjectRead { method, path, query, headers } = request;
     let mut options = options_of(headers).with_head(*method == Method::HEAD);
     options.range = range_of(headers);
     let range = options.range.clone();

@@ -18,13 +18,13 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 /// The silence of one request. Clones are of the same one.
 #[derive(Clone, Debug)]
-pub struct Silence {
+pub struct UpstreamSilence {
     longest: Duration,
     /// When it began; `None` while the store has all that there is.
     begun: Arc<Mutex<Option<Instant>>>,
 }
 
-impl Silence {
+impl UpstreamSilence {
     /// A silence that begins now.
     pub fn new(longest: Duration) -> Self {
         Self { longest, begun: Arc::new(Mutex::new(Some(Instant::now()))) }

@@ -32,7 +32,7 @@ use quinion_serve::{credentials, stores};
 use s3s::{Body, S3Error, S3ErrorCode, S3Response, S3Result, StdError, s3_error};
 
 use crate::routing::{Answer, Query};
-use crate::silence::Silence;
+use crate::silence::UpstreamSilence;
 
 /// A list of a thousand keys is shorter.
 const DOCUMENT_BYTES_MAX: usize = 32 << 20;
@@ -148,7 +148,7 @@ pub fn open(
     Ok(Opened { name: name.to_owned(), upstream, store: own, store_name })
 }
 
-pub struct Request<'r> {
+pub struct UpstreamRequest<'r> {
     pub method: Method,
     /// The object; `None` asks for the bucket.
     pub key: Option<&'r str>,
@@ -197,13 +197,13 @@ impl Upstream {
     /// # Errors
     /// The store's own, by their codes; `ServiceUnavailable`: it could not be asked. Why there are no
     /// credentials is in the error's source, for the log.
-    pub async fn ask(&self, request: Request<'_>) -> S3Result<S3Response<Body>> {
-        let Request { method, key, query, headers, body, answer } = request;
+    pub async fn ask(&self, request: UpstreamRequest<'_>) -> S3Result<S3Response<Body>> {
+        let UpstreamRequest { method, key, query, headers, body, answer } = request;
         let url = self.url(key, query)?;
         let head = RequestHead { method: &method, url: &url, headers };
         let headers = self.signed(head, body.is_some()).await?;
         let is_head = method == Method::HEAD;
-        let silence = Silence::new(self.silence_max);
+        let silence = UpstreamSilence::new(self.silence_max);
         let mut asked = self.http.request(method, url).headers(headers);
         if let Some((body, len)) = body {
             let body = reqwest::Body::wrap_stream(silence.ended_by(body));
@@ -554,7 +554,8 @@ mod tests {
         let answer = if method == Method::GET { Answer::Data } else { Answer::Document };
         let (headers, query) = (HeaderMap::new(), vec![]);
         let body = (method != Method::GET).then(|| (body.boxed(), pieces));
-        let request = Request { method, key: Some("k"), query: &query, headers: &headers, body, answer };
+        let request =
+            UpstreamRequest { method, key: Some("k"), query: &query, headers: &headers, body, answer };
         tokio::time::timeout(Duration::from_secs(60), upstream.ask(request)).await.expect("it ends")
     }
 

@@ -616,8 +616,8 @@ fn monitors_get_the_numbers_and_whether_clients_can_connect() {
     assert_eq!(server.process.ended(), Some(0));
 }
 
-/// 1. The disk under the tier fails while the server runs: here its file is cut. 2. All reads go to the store. 3. The
-/// operator sees no reason in the log, and no number that tells it from a cold disk.
+/// 1. The disk under the tier fails while the server runs: here its file is cut.
+/// 2. All reads go to the store. The operator sees no reason in the log, and no number that tells it from a cold disk.
 #[test]
 fn a_disk_that_fails_is_an_event_and_a_number() {
     let Some(bucket) = Bucket::new() else { return };

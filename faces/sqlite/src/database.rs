@@ -89,7 +89,7 @@ impl Drop for Generation {
 pub struct Database {
     /// The cache; `None` if the system refuses one.
     cache: Option<Cache>,
-    now: Mutex<Now>,
+    now: Mutex<DatabaseState>,
     pub served: AtomicU64,
     /// Served reads of pages at a server, which had them or read them.
     pub by_server: AtomicU64,
@@ -112,7 +112,7 @@ pub struct Counters {
 }
 
 #[derive(Debug, Default)]
-struct Now {
+struct DatabaseState {
     /// The stamp when the generation was last known to be right.
     stamp: Option<Stamp>,
     /// The file's times then.
@@ -200,7 +200,7 @@ impl Database {
     }
 
     /// Makes the present generation one of this stamp.
-    fn validate(&self, now: &mut Now, stamp: Option<Stamp>, times: impl FnOnce() -> Option<Times>) {
+    fn validate(&self, now: &mut DatabaseState, stamp: Option<Stamp>, times: impl FnOnce() -> Option<Times>) {
         if now.writers == 0 && now.stamp != stamp {
             now.generation = None;
             (now.stamp, now.times) = (stamp, times());
@@ -217,7 +217,7 @@ impl Database {
         Generation::new(self.cache.as_ref()?, stamp, self.fills.clone())
     }
 
-    fn now(&self) -> MutexGuard<'_, Now> {
+    fn now(&self) -> MutexGuard<'_, DatabaseState> {
         self.now.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

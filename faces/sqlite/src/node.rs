@@ -106,11 +106,11 @@ pub struct NodeDatabase {
     server: String,
     file: LentFile,
     inode: Inode,
-    now: Mutex<Now>,
+    now: Mutex<NodeState>,
 }
 
 #[derive(Debug, Default)]
-struct Now {
+struct NodeState {
     /// `None`: there was no such server yet.
     client: Option<Client>,
     /// With its name.
@@ -213,12 +213,12 @@ impl NodeDatabase {
             && found.changed == times.changed_nanos()
     }
 
-    fn now(&self) -> MutexGuard<'_, Now> {
+    fn now(&self) -> MutexGuard<'_, NodeState> {
         self.now.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Now {
+impl NodeState {
     fn failed(&mut self, error: &Error) {
         if error.kind() == ErrorKind::Changed {
             self.not_before = Some(Instant::now() + CHANGED_PAUSE);

@@ -26,7 +26,7 @@ use super::ring::{Kernel, LARGE_SHARE, PLACES_PER_PART, RingDriver, RingParts};
 use super::work::Work;
 use super::{Attributes, Backend, Fill, ReapMode, ReapOutcome, WaitQueue};
 use crate::sys::ring::{
-    Buffer, Completion, CompletionWait, EnterRefused, Entries, Request as KernelRequest, SENT_AT_ONCE,
+    Completion, CompletionWait, EnterRefused, Entries, Request as KernelRequest, RequestBuffer, SENT_AT_ONCE,
 };
 use crate::units::PAGE_SIZE;
 
@@ -42,7 +42,7 @@ struct FakeKernelState {
     places: usize,
     unread: Mutex<VecDeque<Entry>>,
     taking: Mutex<()>,
-    requests: Mutex<InFlight>,
+    requests: Mutex<FakeRequests>,
     changed: Condvar,
     dice: AtomicU64,
     refuses: AtomicBool,
@@ -51,7 +51,7 @@ struct FakeKernelState {
 }
 
 #[derive(Debug, Default)]
-struct InFlight {
+struct FakeRequests {
     in_flight: Vec<Entry>,
     completed: Vec<Completion>,
     is_over: bool,
@@ -78,7 +78,7 @@ impl FakeKernelState {
     }
 
     fn serve(&self, Entry(request): Entry) -> Completion {
-        let Buffer::Into(buffer) = request.buffer else { unreachable!("no test writes here") };
+        let RequestBuffer::Into(buffer) = request.buffer else { unreachable!("no test writes here") };
         let len = request.len as usize;
         let result = match self.roll(16) {
             0 => -[libc::EAGAIN, libc::EINTR, libc::ECANCELED][self.roll(3) as usize],

@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::engine::{Engine, EngineShared};
-use super::open_file::{FileKind, HERE_BYTES_MAX, IoMode, OpenError, OpenFile, WriteOptions};
+use super::open_file::{FileKind, HERE_BYTES_MAX, IoMode, OpenError, OpenFile, OpenForWrite};
 use super::{
     Attributes, Backend, Fill, Flush, FlushError, Leasable, ParkedBackend, ReapMode, ReapOutcome, SyncKind,
     WaitQueue, read_only,
@@ -47,7 +47,7 @@ impl Engine {
     pub fn open_for_writing(
         &self,
         path: impl AsRef<Path>,
-        options: WriteOptions,
+        options: OpenForWrite,
     ) -> Result<LocalFile, OpenError> {
         let file = OpenFile::open_for_writing(path.as_ref(), options)?;
         Ok(LocalFile::new(file, Arc::clone(&self.shared)))

@@ -102,7 +102,7 @@ pub use memory::MemoryFile;
 pub use null::NullBackend;
 pub(crate) use open_file::is_memory_file;
 #[doc(hidden)]
-pub use open_file::{Creation, InitialContent, IoMode, NotAFileKind, OpenError, WriteOptions, identity_of};
+pub use open_file::{Creation, InitialContent, IoMode, NotAFileKind, OpenError, OpenForWrite, identity_of};
 pub use parked::ParkedBackend;
 pub use quinion_disk::ContentKey;
 #[doc(hidden)]

@@ -128,7 +128,7 @@ pub enum IoMode {
 
 /// How a file is opened for writing. The default is one that exists, with its bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct WriteOptions {
+pub struct OpenForWrite {
     /// Whether it may be new.
     pub creation: Creation,
     /// Content of the file at first.
@@ -137,7 +137,7 @@ pub struct WriteOptions {
     pub mode: u32,
 }
 
-impl Default for WriteOptions {
+impl Default for OpenForWrite {
     fn default() -> Self {
         Self { creation: Creation::MustExist, start: InitialContent::Kept, mode: 0o666 }
     }
@@ -243,7 +243,7 @@ impl OpenFile {
     ///
     /// # Errors
     /// See [`OpenError`].
-    pub(super) fn open_for_writing(path: &Path, options: WriteOptions) -> Result<Self, OpenError> {
+    pub(super) fn open_for_writing(path: &Path, options: OpenForWrite) -> Result<Self, OpenError> {
         // 1 What is it? It may not be there yet.
         match statx(rustix::fs::CWD, path, AtFlags::empty(), StatxFlags::BASIC_STATS) {
             Ok(stat) => drop(kind_of(&stat)?),

@@ -86,12 +86,12 @@ use super::open_file::{IoMode, OpenFile};
 use super::slab::{Key, Slab};
 use super::threads::Source;
 use super::transfer::{Transfer, TransferStep};
-use super::work::{Direction, Work};
+use super::work::{TransferDirection, Work};
 use super::{FlushError, PagesRead, ReapMode, ReapOutcome, WaitQueue};
 use crate::sync::contained;
 use crate::sync::{Rank, RankedGuard, RankedMutex};
 use crate::sys::ring::{
-    Buffer, Completion, CompletionWait, EnterRefused, Entries, Gate, ReapHalf, Request, RingRefused,
+    Completion, CompletionWait, EnterRefused, Entries, Gate, ReapHalf, Request, RequestBuffer, RingRefused,
     SENT_AT_ONCE, SubmitHalf,
 };
 
@@ -602,7 +602,7 @@ struct ShortCompletion {
     part: RingRequest,
     file: Arc<OpenFile>,
     position: u64,
-    direction: Direction,
+    direction: TransferDirection,
     result: i32,
 }
 
@@ -611,12 +611,12 @@ impl ShortCompletion {
         let Self { key, mut part, file, position, direction, result } = self;
         // A write has no end of the file to meet. Where the file's size may keep a thread waiting, and not only for its
         // own users, another read finds the end.
-        let asks = direction == Direction::Read && !file.looks_may_wait();
+        let asks = direction == TransferDirection::Read && !file.looks_may_wait();
         let is_end = |at| asks && file.ends_by(position + at as u64);
         let verdict = if let Ok(bytes) = usize::try_from(result) {
             match part.transfer.advance(bytes, is_end) {
                 TransferStep::Complete => CompletionVerdict::Complete,
-                TransferStep::Ended(bytes) if direction == Direction::Write => {
+                TransferStep::Ended(bytes) if direction == TransferDirection::Write => {
                     CompletionVerdict::Failed(bytes, FlushError::stuck(bytes).error)
                 }
                 TransferStep::Ended(bytes) => CompletionVerdict::Ended(bytes),
@@ -765,11 +765,11 @@ impl<K: Kernel> SubmissionState<K> {
         let at = part.at + from;
         // Inside the work's buffer: `at + len` is at most the end of the part, which was cut from the work.
         let buffer = match &job.work {
-            Work::Fill(fill) => Buffer::Into(fill.as_ptr().wrapping_add(at)),
-            Work::Flush(flush) => Buffer::From(flush.as_ptr().wrapping_add(at)),
+            Work::Fill(fill) => RequestBuffer::Into(fill.as_ptr().wrapping_add(at)),
+            Work::Flush(flush) => RequestBuffer::From(flush.as_ptr().wrapping_add(at)),
         };
         let is_large = part.transfer.len() >= self.io_bytes_max / LARGE_SHARE;
-        self.large_reads += usize::from(is_large && job.work.direction() == Direction::Read);
+        self.large_reads += usize::from(is_large && job.work.direction() == TransferDirection::Read);
         let position = job.work.position() + at as u64;
         let request = Request { position, buffer, len: len as u32, key: key.0 };
         // SAFETY: the job owns the work and the file and is removed only when all its parts have ended.
@@ -988,20 +988,23 @@ mod tests {
             (calls.len(), CompletionVerdict::Again(part))
         };
         let resolve = |direction, align, calls: &[i32]| resolve_of(&file, direction, align, calls);
-        let (_, short) = resolve(Direction::Write, 512, &[1000]);
+        let (_, short) = resolve(TransferDirection::Write, 512, &[1000]);
         assert!(matches!(short, CompletionVerdict::Again(part) if part.transfer.rest() == (512, 7680)));
-        assert!(matches!(resolve(Direction::Write, 1, &[1000, 7192]), (1, CompletionVerdict::Complete)));
-        let (_, stuck) = resolve(Direction::Write, 1, &[1000, 0]);
+        assert!(matches!(
+            resolve(TransferDirection::Write, 1, &[1000, 7192]),
+            (1, CompletionVerdict::Complete)
+        ));
+        let (_, stuck) = resolve(TransferDirection::Write, 1, &[1000, 0]);
         let is_stuck = |error: &io::Error| error.kind() == io::ErrorKind::WriteZero;
         assert!(matches!(stuck, CompletionVerdict::Failed(1000, error) if is_stuck(&error)));
-        let (_, full) = resolve(Direction::Write, 1, &[1000, -libc::EINTR, -libc::ENOSPC]);
+        let (_, full) = resolve(TransferDirection::Write, 1, &[1000, -libc::EINTR, -libc::ENOSPC]);
         assert!(
             matches!(full, CompletionVerdict::Failed(1000, error) if error.raw_os_error() == Some(libc::ENOSPC))
         );
         // The same calls of a read are the end of the file.
-        assert!(matches!(resolve(Direction::Read, 1, &[1000]), (0, CompletionVerdict::Ended(1000))));
+        assert!(matches!(resolve(TransferDirection::Read, 1, &[1000]), (0, CompletionVerdict::Ended(1000))));
         // Where another machine would be asked for the end, the leader does not: a second read finds it.
-        let remote = |calls: &[i32]| resolve_of(&remote, Direction::Read, 1, calls);
+        let remote = |calls: &[i32]| resolve_of(&remote, TransferDirection::Read, 1, calls);
         assert!(matches!(remote(&[1000]), (1, CompletionVerdict::Again(_))));
         assert!(matches!(remote(&[1000, 0]), (1, CompletionVerdict::Ended(1000))));
     }

@@ -18,12 +18,12 @@ impl Key {
 
 #[derive(Debug)]
 pub(super) struct Slab<T> {
-    slots: Vec<Slot<T>>,
+    slots: Vec<SlabSlot<T>>,
     free: Vec<u32>,
 }
 
 #[derive(Debug)]
-struct Slot<T> {
+struct SlabSlot<T> {
     generation: u32,
     value: Option<T>,
 }
@@ -37,7 +37,7 @@ impl<T> Slab<T> {
     }
     pub(super) fn insert(&mut self, value: T) -> Key {
         let slot = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Slot { generation: 0, value: None });
+            self.slots.push(SlabSlot { generation: 0, value: None });
             (self.slots.len() - 1) as u32
         });
         let place = &mut self.slots[slot as usize];

@@ -17,16 +17,16 @@ pub(super) enum Work {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Direction {
+pub(super) enum TransferDirection {
     Read,
     Write,
 }
 
 impl Work {
-    pub(super) fn direction(&self) -> Direction {
+    pub(super) fn direction(&self) -> TransferDirection {
         match self {
-            Self::Fill(_) => Direction::Read,
-            Self::Flush(_) => Direction::Write,
+            Self::Fill(_) => TransferDirection::Read,
+            Self::Flush(_) => TransferDirection::Write,
         }
     }
     pub(super) fn position(&self) -> u64 {

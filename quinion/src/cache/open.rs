@@ -140,14 +140,14 @@ impl OpenOptions {
         self.uncached
     }
     /// A local file is emptied when its mapping is known, not here: its pages go with its bytes.
-    pub(super) fn for_backend(&self) -> crate::backend::WriteOptions {
+    pub(super) fn for_backend(&self) -> crate::backend::OpenForWrite {
         use crate::backend::{Creation, InitialContent};
         let creation = match self.creation {
             CreateMode::Never => Creation::MustExist,
             CreateMode::IfMissing => Creation::IfMissing,
             CreateMode::Always => Creation::MustBeNew,
         };
-        crate::backend::WriteOptions {
+        crate::backend::OpenForWrite {
             creation,
             start: InitialContent::Kept,
             mode: self.mode.unwrap_or(0o666),

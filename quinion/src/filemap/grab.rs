@@ -35,14 +35,14 @@ use super::shared::Filemap;
 use super::wait_policy::WaitPolicy;
 
 /// Brings back the spilled pages from one on and before another, for the paths of memory files.
-pub(crate) type SpillIn<'b> = &'b mut dyn FnMut(PageIndex, PageIndex) -> Result<(), Error>;
+pub(crate) type SpillInCall<'b> = &'b mut dyn FnMut(PageIndex, PageIndex) -> Result<(), Error>;
 
 struct CacheFrames<'f> {
     filemap: &'f Arc<Filemap>,
     mapping: &'f Arc<Mapping>,
     pool: PoolNumber,
     shape: FolioShape,
-    spill_in: SpillIn<'f>,
+    spill_in: SpillInCall<'f>,
     reserved: Option<(Charge<'f>, ListReservation<'f>)>,
     refused: Option<Error>,
 }
@@ -58,7 +58,7 @@ impl Filemap {
         mapping: &'a Arc<Mapping>,
         pool: PoolNumber,
         pages: Range<PageIndex>,
-        spill_in: SpillIn<'_>,
+        spill_in: SpillInCall<'_>,
     ) -> Result<Grabbed<'a>, Error> {
         let Orders { min, max } = self.supply.folio_orders;
         let orders = Orders { min, max: max.min(mapping.backing().folio_order_max()).max(min) };

@@ -142,14 +142,14 @@ impl SpilledBytes<'_> {
 
 /// Pages of one value, to be read where they are.
 #[derive(Debug)]
-struct SpilledPages {
+struct SpilledValuePages {
     first: PageIndex,
     value: Value,
     /// Pages of the value, counted from its first.
     pages: Range<u32>,
 }
 
-impl SpilledPages {
+impl SpilledValuePages {
     /// The first of `wanted`, and those behind it, as far as they are the value's and not too many.
     fn first_of(tree: &MappingGuard<'_>, wanted: &Range<PageIndex>) -> Option<Self> {
         let at = wanted.start;
@@ -251,13 +251,13 @@ impl<'c> SpillIn<'c> {
         let none = || Ok(SpilledBytes::none());
         let bytes = {
             let guard = self.mapping.lock();
-            let Some(part) = SpilledPages::first_of(&guard, &pages) else { return none() };
+            let Some(part) = SpilledValuePages::first_of(&guard, &pages) else { return none() };
             spill.heap_for(part.value, part.count())
         };
         let turn = spill.take_turn(bytes);
         let (part, reading) = {
             let guard = self.mapping.lock();
-            let Some(part) = SpilledPages::first_of(&guard, &pages) else { return none() };
+            let Some(part) = SpilledValuePages::first_of(&guard, &pages) else { return none() };
             if !turn.covers(spill.heap_for(part.value, part.count())) {
                 return none(); // it was changed meanwhile
             }

@@ -57,7 +57,7 @@ use crate::arena::{Flags, HOLDS_MAX, HoldRefused, ReadableState, WriteRefused};
 use crate::backend::{Backend, DeferredWakes, Version, pause};
 use crate::error::{Error, Repr};
 use crate::folio::HeldFolio;
-use crate::mapping::{DetachOutcome, InFlight, Mapping, MemoryEntry, RemoveFilter, SplitOutcome};
+use crate::mapping::{DetachOutcome, InFlightFolio, Mapping, MemoryEntry, RemoveFilter, SplitOutcome};
 use crate::stats::Count;
 use crate::sync::{LockWait, RankedWriteGuard};
 use crate::units::{Millis, PAGE_SIZE, PageIndex, PoolNumber};
@@ -332,8 +332,8 @@ impl<'c> Truncation<'c> {
         let mut from = pages.start;
         while from < pages.end {
             match self.mapping.find_in_flight(from..pages.end) {
-                InFlight::None(next) => from = next,
-                InFlight::Folio(held) => self.wait_for_folio(&held),
+                InFlightFolio::None(next) => from = next,
+                InFlightFolio::Folio(held) => self.wait_for_folio(&held),
             }
         }
         // Pages that left the index while they were being written.
@@ -403,7 +403,7 @@ impl<'c> Truncation<'c> {
                     return Ok(());
                 }
                 DetachOutcome::Removed => return Ok(()),
-                DetachOutcome::InFlight => self.wait_for_folio(held),
+                DetachOutcome::InFlightFolio => self.wait_for_folio(held),
                 DetachOutcome::NoMemory if unit > smallest => unit = smallest,
                 DetachOutcome::NoMemory => {
                     self.filemap.supply.make_nodes(PoolNumber::DEFAULT);

@@ -41,7 +41,7 @@ use crate::arena::{Flags, RetireOutcome, referenced};
 use crate::stats::Count;
 use crate::sync::LockWait;
 use crate::units::{Frame, Order, PageIndex};
-use crate::xarray::{Kind, Slab, XArray};
+use crate::xarray::{Kind, NodeSlab, XArray};
 
 use super::owner::{Mapping, MappingGuard};
 use quinion_view::lookup::NODE_BITS;
@@ -150,7 +150,7 @@ enum WalkStep {
 
 impl DropWalk {
     /// The next neighbours that go, none at the end; folios before them are adopted and kept.
-    fn next_run<S: Slab>(
+    fn next_run<S: NodeSlab>(
         &mut self,
         mapping: &Mapping,
         tree: &XArray<'_, S, NODE_BITS>,

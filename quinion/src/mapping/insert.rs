@@ -10,8 +10,8 @@
 //! ```
 //!
 //! **Prefix.** Folios before the stop are in the tree; those behind it were not touched. A folio's descriptor is
-//! prepared at the one moment when nothing can refuse it any more and no reader can find it yet ([`Slab::placing`]). So
-//! the frames that were not inserted are the caller's exactly as they were.
+//! prepared at the one moment when nothing can refuse it any more and no reader can find it yet
+//! ([`NodeSlab::placing`]). So the frames that were not inserted are the caller's exactly as they were.
 //!
 //! **Shortage.** Between two holds of the lock anything may have happened. So nothing is kept across it but two
 //! constants, the index to go on at and the frame to go on with: there is no cursor that could be stale.
@@ -41,7 +41,7 @@ use crate::backend::FillRun;
 use crate::stats::Count;
 use crate::sync::LockWait;
 use crate::units::{Frame, MappingId, Order, Orders, PageIndex};
-use crate::xarray::{Head, Inserted, Kind, RangeStop, ShadowOnly, Slab, Value, XArray};
+use crate::xarray::{Head, Inserted, Kind, NodeSlab, RangeStop, ShadowOnly, Value, XArray};
 
 use super::NODE_BITS;
 use super::hooks::{RunInsertion, TreeWalks};
@@ -435,7 +435,7 @@ impl<'a> FolioPlacement<'a> {
     }
 }
 
-impl Slab for FolioPlacement<'_> {
+impl NodeSlab for FolioPlacement<'_> {
     #[inline]
     fn slots(&self, node: u32) -> &[AtomicU32] {
         self.nodes.slots(node)

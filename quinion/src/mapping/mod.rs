@@ -89,7 +89,7 @@ pub use new_folio::{
 pub use nodes::{SPARE_MAX, TreeCounts};
 pub use owner::{Mapping, MappingGuard, NewMapping};
 pub use quinion_view::lookup::{FolioFinder, NODE_BITS, find, finder, seek};
-pub use remove::{InFlight, REMOVED_FOLIOS_MAX, RemoveFilter, Removed};
+pub use remove::{InFlightFolio, REMOVED_FOLIOS_MAX, RemoveFilter, Removed};
 pub use residency::{PageState, StateRange, StateRanges};
 pub use shadow_nodes::{AgeLimit, OWNERS, ShadowNodes};
 pub use spill::{PartOutcome, RestoreOutcome, SpillOut, SpillOutEnd};

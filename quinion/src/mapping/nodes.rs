@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::arena::{Arena, CellNumber, GrownView};
 use crate::units::{Frame, MappingId};
-use crate::xarray::{ALLOCATOR_WORD, Head, ShadowOnly, Slab};
+use crate::xarray::{ALLOCATOR_WORD, Head, NodeSlab, ShadowOnly};
 
 use super::shadow_nodes::ShadowNodes;
 
@@ -187,7 +187,7 @@ pub(super) struct Nodes<'a> {
     pub shadow_nodes: &'a ShadowNodes,
 }
 
-impl Slab for Nodes<'_> {
+impl NodeSlab for Nodes<'_> {
     #[inline]
     fn slots(&self, node: u32) -> &[AtomicU32] {
         self.grown.own_slots(CellNumber(node))

@@ -60,7 +60,7 @@ pub struct Removed {
 
 /// A fill or a flush in flight, or where none was found.
 #[derive(Debug)]
-pub enum InFlight<'m> {
+pub enum InFlightFolio<'m> {
     /// A folio in flight, which is held.
     Folio(HeldFolio<'m>),
     /// No folio in flight before this page: go on there.
@@ -82,7 +82,7 @@ impl Mapping {
 
     /// The first folio that meets `pages` and is being filled or written, held; or how far none is. Nothing new begins
     /// while the caller has the invalidate lock alone.
-    pub fn find_in_flight(&self, pages: Range<PageIndex>) -> InFlight<'_> {
+    pub fn find_in_flight(&self, pages: Range<PageIndex>) -> InFlightFolio<'_> {
         let guard = self.lock();
         let nodes = self.nodes();
         let tree = guard.xarray(&nodes);
@@ -93,15 +93,15 @@ impl Mapping {
             {
                 // Refused only if it has all the holds that it can have: come again.
                 let held = HeldFolio::take(self.arena(), Frame(frame), self.id(), PageIndex(first));
-                return held.map_or(InFlight::None(next), InFlight::Folio);
+                return held.map_or(InFlightFolio::None(next), InFlightFolio::Folio);
             }
             next = PageIndex(first + (1 << order));
             seen += 1;
             if seen == LOOKED_AT_MAX {
-                return InFlight::None(next);
+                return InFlightFolio::None(next);
             }
         }
-        InFlight::None(next.max(pages.end))
+        InFlightFolio::None(next.max(pages.end))
     }
 
     /// The first page of a folio that meets `pages` and is pinned; a hint, as pins come and go.

@@ -25,7 +25,7 @@ const REPEATS_MIN: u8 = 2;
 const REPEATS_APART_MIN: u8 = 6;
 
 #[derive(Clone, Copy, Debug)]
-struct Request {
+struct RecentRead {
     first: PageIndex,
     end: PageIndex,
     /// Pages from the nearest request before it in time, and how many times in a row it was the same.
@@ -61,7 +61,7 @@ enum StrideMatch {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RecentRequests {
-    requests: [Request; RECENT_MAX],
+    requests: [RecentRead; RECENT_MAX],
     oldest: usize,
     bounds: LowBounds,
 }
@@ -76,11 +76,11 @@ struct LowBounds {
 
 impl LowBounds {
     const NOWHERE: Self = {
-        let Request { first, end, .. } = Request::NONE;
+        let RecentRead { first, end, .. } = RecentRead::NONE;
         Self { firsts: [first.0 as u16; RECENT_MAX], ends: [end.0 as u16; RECENT_MAX] }
     };
 
-    fn set(&mut self, at: usize, request: &Request) {
+    fn set(&mut self, at: usize, request: &RecentRead) {
         (self.firsts[at], self.ends[at]) = (request.first.0 as u16, request.end.0 as u16);
     }
 
@@ -96,21 +96,21 @@ impl LowBounds {
 
 impl RecentRequests {
     pub fn new() -> Self {
-        Self { requests: [Request::NONE; RECENT_MAX], oldest: 0, bounds: LowBounds::NOWHERE }
+        Self { requests: [RecentRead::NONE; RECENT_MAX], oldest: 0, bounds: LowBounds::NOWHERE }
     }
 
     /// Notes `asked` and returns the pattern that it makes; `links_min` requests must touch before that counts.
     /// Requests that become a stream are not noted, and those that it grew from are forgotten.
     pub fn note(&mut self, asked: ReadRequest, links_min: u8) -> DetectedPattern {
         if let Some((at, pattern)) = self.touching(asked) {
-            let request = self.put(at, Request::NONE);
+            let request = self.put(at, RecentRead::NONE);
             if request.links + 1 >= links_min {
                 return pattern;
             }
-            self.remember(Request {
+            self.remember(RecentRead {
                 links: request.links + 1,
                 origin: request.origin,
-                ..Request::alone(asked)
+                ..RecentRead::alone(asked)
             });
             return DetectedPattern::None;
         }
@@ -120,9 +120,9 @@ impl RecentRequests {
                 if repeats + 1 >= repeats_min {
                     return DetectedPattern::Strided(distance);
                 }
-                self.remember(Request { distance, repeats: repeats + 1, ..Request::alone(asked) });
+                self.remember(RecentRead { distance, repeats: repeats + 1, ..RecentRead::alone(asked) });
             }
-            StrideMatch::None(distance) => self.remember(Request { distance, ..Request::alone(asked) }),
+            StrideMatch::None(distance) => self.remember(RecentRead { distance, ..RecentRead::alone(asked) }),
         }
         DetectedPattern::None
     }
@@ -151,7 +151,7 @@ impl RecentRequests {
             if request.is_none() {
                 continue;
             }
-            let &Request { distance, repeats, .. } = request;
+            let &RecentRead { distance, repeats, .. } = request;
             let far = index.0.wrapping_sub(request.first.0) as i64; // indices are below 2^52
             if distance != 0 && far == distance {
                 return StrideMatch::InStep { age, distance, repeats };
@@ -165,18 +165,18 @@ impl RecentRequests {
     }
 
     /// Returns the request that was there.
-    fn put(&mut self, at: usize, request: Request) -> Request {
+    fn put(&mut self, at: usize, request: RecentRead) -> RecentRead {
         self.bounds.set(at, &request);
         std::mem::replace(&mut self.requests[at], request)
     }
 
-    fn remember(&mut self, request: Request) {
+    fn remember(&mut self, request: RecentRead) {
         self.put(self.oldest, request);
         self.oldest = (self.oldest + 1) % RECENT_MAX;
     }
 }
 
-impl Request {
+impl RecentRead {
     /// A request that touches no page that can be asked for.
     const NONE: Self = {
         let nowhere = PageIndex(u64::MAX);
@@ -202,7 +202,7 @@ mod tests {
 
     fn remembered(requests: &[(u64, u32)]) -> RecentRequests {
         let mut recent = RecentRequests::new();
-        requests.iter().for_each(|&(first, pages)| recent.remember(Request::alone(asked(first, pages))));
+        requests.iter().for_each(|&(first, pages)| recent.remember(RecentRead::alone(asked(first, pages))));
         recent
     }
 

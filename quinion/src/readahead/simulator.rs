@@ -13,12 +13,12 @@ use super::{Cached, Config, Hint, PageFault, ReadRequest, Readahead, Window, Win
 
 /// The pages that are cached: each with the first page of its folio.
 #[derive(Default)]
-pub struct Pages {
+pub struct SimulatedPages {
     folio_of: BTreeMap<u64, u64>,
     marked: BTreeSet<u64>,
 }
 
-impl Cached for Pages {
+impl Cached for SimulatedPages {
     fn cached_before(&self, index: PageIndex, max: u32) -> u32 {
         let before = (0..index.0).rev().take(max as usize);
         before.take_while(|page| self.folio_of.contains_key(page)).count() as u32
@@ -28,7 +28,7 @@ impl Cached for Pages {
     }
 }
 
-impl Pages {
+impl SimulatedPages {
     pub fn all(&self) -> impl Iterator<Item = u64> {
         self.folio_of.keys().copied()
     }
@@ -37,7 +37,7 @@ impl Pages {
 pub struct Simulator {
     pub state: Readahead,
     pub file_pages: u64,
-    pub pages: Pages,
+    pub pages: SimulatedPages,
     /// Windows as they came, and those of them that were not told yet.
     pub log: Vec<Window>,
     pub windows: Vec<Window>,
@@ -54,7 +54,7 @@ impl Simulator {
         Self {
             state: Readahead::new(config),
             file_pages,
-            pages: Pages::default(),
+            pages: SimulatedPages::default(),
             log: Vec::new(),
             windows: Vec::new(),
             folios: Vec::new(),

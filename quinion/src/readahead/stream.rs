@@ -47,7 +47,7 @@ const ORDER_STEP: u8 = 2;
 const NO_END: PageIndex = PageIndex(u64::MAX);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Direction {
+pub(super) enum ReadDirection {
     Forward,
     Backward,
     /// Pieces of `pages` pages, each `distance` after the one before; `next` was not fetched yet.
@@ -60,7 +60,7 @@ pub(super) enum Direction {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stream {
-    pub way: Direction,
+    pub way: ReadDirection,
     pub origin: PageIndex,
     /// Where its reader was at the last miss or marker.
     seen: PageIndex,
@@ -79,10 +79,10 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    pub fn begin(way: Direction, origin: PageIndex, asked: ReadRequest, limits: &WindowLimits) -> Self {
+    pub fn begin(way: ReadDirection, origin: PageIndex, asked: ReadRequest, limits: &WindowLimits) -> Self {
         let size = match way {
-            Direction::Strided { .. } => PIECES_FIRST,
-            Direction::Forward | Direction::Backward => ramp_start(asked.pages, limits),
+            ReadDirection::Strided { .. } => PIECES_FIRST,
+            ReadDirection::Forward | ReadDirection::Backward => ramp_start(asked.pages, limits),
         };
         Self {
             way,
@@ -100,7 +100,7 @@ impl Stream {
     }
 
     pub fn long_request(asked: ReadRequest, limits: &WindowLimits) -> Self {
-        let mut stream = Self::begin(Direction::Forward, asked.index, asked, limits);
+        let mut stream = Self::begin(ReadDirection::Forward, asked.index, asked, limits);
         (stream.until, stream.size) = (asked.end(), piece_pages(limits));
         stream
     }
@@ -121,13 +121,17 @@ impl Stream {
 
     /// Whether page `index` was fetched for it and its reader has not come so far yet.
     pub fn has_ahead(&self, index: PageIndex) -> bool {
-        self.way == Direction::Forward && !self.is_long_request() && self.seen < index && index < self.edge
+        self.way == ReadDirection::Forward
+            && !self.is_long_request()
+            && self.seen < index
+            && index < self.edge
     }
 
     /// Whether its reader has been at `index` before, on a way of some length.
     pub fn has_been_at(&self, index: PageIndex) -> bool {
         let length = self.edge.0.saturating_sub(self.origin.0);
-        let is_long = self.way == Direction::Forward && !self.is_long_request() && length >= LAP_PAGES_MIN;
+        let is_long =
+            self.way == ReadDirection::Forward && !self.is_long_request() && length >= LAP_PAGES_MIN;
         is_long && self.origin <= index && index <= self.seen
     }
 
@@ -135,7 +139,8 @@ impl Stream {
     pub fn passed(&self, limits: &WindowLimits) -> Option<StreamProgress> {
         let is_said = matches!(limits.hint, Hint::Sequential | Hint::NoReuse);
         let is_shown = self.edge.0.saturating_sub(self.origin.0) >= LONG_PAGES_MIN || self.restarts > 0;
-        let is_stream = self.way == Direction::Forward && !self.is_long_request() && (is_said || is_shown);
+        let is_stream =
+            self.way == ReadDirection::Forward && !self.is_long_request() && (is_said || is_shown);
         is_stream.then(|| StreamProgress { from: self.origin.min(self.seen), to: self.seen })
     }
 
@@ -151,7 +156,7 @@ impl Stream {
     }
 
     pub fn ends_at(&self, index: PageIndex) -> bool {
-        self.way == Direction::Forward && self.edge == index
+        self.way == ReadDirection::Forward && self.edge == index
     }
 
     /// Whether a miss of `asked` is the stream's reader at the end of the fetched pages.
@@ -159,11 +164,13 @@ impl Stream {
         let WindowRequest { limits, asked, .. } = *access;
         let index = asked.index;
         match self.way {
-            Direction::Forward if index == self.edge => true,
-            Direction::Forward => index > self.edge && index < self.until && self.reaches_over(access),
+            ReadDirection::Forward if index == self.edge => true,
+            ReadDirection::Forward => index > self.edge && index < self.until && self.reaches_over(access),
             _ if asked.pages > piece_pages(limits) => false,
-            Direction::Backward => index < self.edge && asked.end() >= self.edge && asked.end() <= self.seen,
-            Direction::Strided { .. } => {
+            ReadDirection::Backward => {
+                index < self.edge && asked.end() >= self.edge && asked.end() <= self.seen
+            }
+            ReadDirection::Strided { .. } => {
                 self.pieces_to(index).is_some_and(|pieces| (0..=i64::from(PIECES_MAX) * 2).contains(&pieces))
             }
         }
@@ -173,7 +180,7 @@ impl Stream {
     pub fn was_lost_near(&self, index: PageIndex, limits: &WindowLimits) -> bool {
         let between = index.0.wrapping_sub(self.edge.0);
         let near = between <= u64::from(limits.pages_max.max(ASKED_PAGES_MAX)) * 2;
-        self.way == Direction::Forward && !self.is_long_request() && self.marker.is_none() && near
+        self.way == ReadDirection::Forward && !self.is_long_request() && self.marker.is_none() && near
     }
 
     /// Whether there is nothing but cached pages between the end of the stream and the access.
@@ -186,7 +193,7 @@ impl Stream {
 
     /// How many pieces `index` lies ahead of the next one, if a piece begins there and it is not far.
     fn pieces_to(&self, index: PageIndex) -> Option<i64> {
-        let Direction::Strided { next, distance, .. } = self.way else { return None };
+        let ReadDirection::Strided { next, distance, .. } = self.way else { return None };
         let pages = index.0 as i64 - next;
         let near = (pages / distance).abs() <= i64::from(PIECES_MAX) * 2;
         (pages % distance == 0 && near).then_some(pages / distance)
@@ -205,9 +212,9 @@ impl Stream {
         (self.marker, self.asked_pages) = (None, asked.pages);
         self.order = self.order.max(asked_order(asked.pages, limits));
         let mut windows = match self.way {
-            Direction::Forward => self.forward_after_miss(access),
-            Direction::Backward => self.backward_after_miss(access),
-            Direction::Strided { .. } => self.strided_after_miss(access),
+            ReadDirection::Forward => self.forward_after_miss(access),
+            ReadDirection::Backward => self.backward_after_miss(access),
+            ReadDirection::Strided { .. } => self.strided_after_miss(access),
         };
         windows.set_stream(self.passed(limits));
         windows
@@ -219,15 +226,15 @@ impl Stream {
         self.marker = None;
         self.seen = match self.way {
             // At the end of the request, or of the folio, that was met.
-            Direction::Backward => asked.index.plus(u64::from(self.asked_pages.max(self.order.pages()))),
-            Direction::Forward | Direction::Strided { .. } => asked.index,
+            ReadDirection::Backward => asked.index.plus(u64::from(self.asked_pages.max(self.order.pages()))),
+            ReadDirection::Forward | ReadDirection::Strided { .. } => asked.index,
         };
         self.grow(limits);
         self.order = Order((self.order.0 + ORDER_STEP).min(limits.order_max.0)).max(limits.order_min);
         let mut windows = match self.way {
-            Direction::Forward => self.forward_after_marker(access),
-            Direction::Backward => self.push_before_all(access),
-            Direction::Strided { .. } => {
+            ReadDirection::Forward => self.forward_after_marker(access),
+            ReadDirection::Backward => self.push_before_all(access),
+            ReadDirection::Strided { .. } => {
                 let mut windows = Windows::none();
                 self.push_pieces(&mut windows, access);
                 windows
@@ -239,7 +246,7 @@ impl Stream {
 
     pub fn grow(&mut self, limits: &WindowLimits) {
         self.size = match self.way {
-            Direction::Strided { .. } => (self.size * 2).min(PIECES_MAX),
+            ReadDirection::Strided { .. } => (self.size * 2).min(PIECES_MAX),
             _ if self.is_long_request() => piece_pages(limits),
             _ => next_size(self.size, limits.pages_max),
         };
@@ -259,7 +266,7 @@ impl Stream {
 
     /// No page could be fetched for the miss at `index`: the stream is where it was.
     pub fn refuse(&mut self, index: PageIndex) {
-        if self.way == Direction::Forward && self.seen == index {
+        if self.way == ReadDirection::Forward && self.seen == index {
             self.marker = None;
             self.move_to(index);
         }
@@ -353,7 +360,7 @@ impl Stream {
         let asked = access.asked;
         let mut windows =
             Windows::one(Window { order: self.order, ..Window::exact(asked.index, asked.pages) });
-        if let Direction::Strided { next, distance, pages } = &mut self.way {
+        if let ReadDirection::Strided { next, distance, pages } = &mut self.way {
             *next = asked.index.0 as i64 + *distance;
             *pages = asked.pages.max(*pages).min(distance.unsigned_abs().min(u64::from(u32::MAX)) as u32);
         }
@@ -364,7 +371,7 @@ impl Stream {
     /// The next pieces, as many as the size says and the largest window allows; the first carries the marker.
     fn push_pieces(&mut self, windows: &mut Windows, access: &WindowRequest<'_>) {
         let WindowRequest { limits, asked: ReadRequest { file_pages, .. }, cached } = *access;
-        let Direction::Strided { mut next, distance, pages } = self.way else { return };
+        let ReadDirection::Strided { mut next, distance, pages } = self.way else { return };
         let inside = |next: i64| u64::try_from(next).is_ok_and(|next| next < file_pages);
         let (first, mut count) = (windows.len(), self.size.min((limits.pages_max / pages).max(1)));
         while count > 0 && inside(next) {
@@ -376,7 +383,7 @@ impl Stream {
             }
             (next, count) = (next + distance, count - 1);
         }
-        self.way = Direction::Strided { next, distance, pages };
+        self.way = ReadDirection::Strided { next, distance, pages };
         if inside(next) {
             self.marker = windows.get(first).and_then(|window| window.marker);
         } else {

@@ -20,7 +20,7 @@
 use crate::units::PageIndex;
 
 use super::recent::{DetectedPattern, RecentRequests};
-use super::stream::{Direction, Stream, asked_order, piece_pages};
+use super::stream::{ReadDirection, Stream, asked_order, piece_pages};
 use super::window::{ReadRequest, Window, WindowRequest, Windows};
 use super::{AccessPattern, Hint};
 
@@ -97,11 +97,11 @@ impl Streams {
         match pattern {
             DetectedPattern::Forward(origin) => return Some(self.resume(origin, access)),
             DetectedPattern::Backward => {
-                let stream = Stream::begin(Direction::Backward, asked.end(), asked, limits);
+                let stream = Stream::begin(ReadDirection::Backward, asked.end(), asked, limits);
                 return Some(self.start(stream, access));
             }
             DetectedPattern::Strided(distance) if distance.unsigned_abs() > u64::from(asked.pages) => {
-                let way = Direction::Strided { next: asked.index.0 as i64, distance, pages: asked.pages };
+                let way = ReadDirection::Strided { next: asked.index.0 as i64, distance, pages: asked.pages };
                 let stream = Stream::begin(way, asked.index, asked, limits);
                 return Some(self.start(stream, access));
             }
@@ -151,7 +151,7 @@ impl Streams {
         let at = self.known(|stream| stream.ends_at(gap));
         let at = at.unwrap_or_else(|| {
             let from_gap = ReadRequest { index: gap, pages: run.max(asked.pages), ..asked };
-            self.insert(Stream::begin(Direction::Forward, gap, from_gap, limits))
+            self.insert(Stream::begin(ReadDirection::Forward, gap, from_gap, limits))
         });
         let stream = self.table[at].as_mut().expect("it was just found or inserted");
         let windows = stream.after_marker(access);
@@ -199,7 +199,7 @@ impl Streams {
         if let Some(at) = self.known(|stream| stream.was_lost_near(asked.index, limits)) {
             return self.proceed(at, access);
         }
-        self.start(Stream::begin(Direction::Forward, origin, asked, limits), access)
+        self.start(Stream::begin(ReadDirection::Forward, origin, asked, limits), access)
     }
 
     fn restart_loop(&mut self, at: usize, access: &WindowRequest<'_>) -> Windows {
@@ -265,10 +265,10 @@ impl Streams {
         }
         self.randoms = 0;
         self.pattern = match stream.way {
-            Direction::Forward if stream.restarts > 0 => AccessPattern::Looping,
-            Direction::Forward => AccessPattern::Sequential,
-            Direction::Backward => AccessPattern::Backward,
-            Direction::Strided { .. } => AccessPattern::Strided,
+            ReadDirection::Forward if stream.restarts > 0 => AccessPattern::Looping,
+            ReadDirection::Forward => AccessPattern::Sequential,
+            ReadDirection::Backward => AccessPattern::Backward,
+            ReadDirection::Strided { .. } => AccessPattern::Strided,
         };
     }
 }

@@ -46,7 +46,7 @@ enum ReadStep {
 
 /// How a call reads spilled pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum SpilledPages {
+enum SpilledReads {
     ComeBack,
     /// There was no memory for one of them: they are read where they are.
     Stay,
@@ -56,7 +56,7 @@ enum SpilledPages {
 struct MissedBytes<'r> {
     mapping: &'r Arc<Mapping>,
     wanted: Range<u64>,
-    spilled: &'r mut SpilledPages,
+    spilled: &'r mut SpilledReads,
 }
 
 impl Shmem {
@@ -73,7 +73,7 @@ impl Shmem {
         stopped: Option<HitStop>,
     ) -> Result<usize, Error> {
         let (mut done, mut is_absent) = (0, stopped == Some(HitStop::Absent));
-        let mut spilled = SpilledPages::ComeBack;
+        let mut spilled = SpilledReads::ComeBack;
         loop {
             let at = position + done as u64;
             let size = mapping.size();
@@ -184,9 +184,9 @@ impl Shmem {
     fn read_spilled(&self, missed: MissedBytes<'_>, target: &mut impl Target) -> Result<usize, Error> {
         let MissedBytes { mapping, wanted, spilled } = missed;
         let (pages, spill_in) = (pages_of(&wanted), SpillIn::of(&self.filemap, mapping));
-        if *spilled == SpilledPages::ComeBack {
+        if *spilled == SpilledReads::ComeBack {
             match spill_in.without_waiting().bring(pages.clone(), TruncateExclusion::No) {
-                Err(error) if error.is_of_memory() => *spilled = SpilledPages::Stay,
+                Err(error) if error.is_of_memory() => *spilled = SpilledReads::Stay,
                 brought => return brought.map(|()| 0),
             }
         }

@@ -43,7 +43,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use rustix::fs::{Mode, OFlags, open, unlink};
 
 use crate::arena::Arena;
-use crate::backend::{Backend, Creation, Engine, InitialContent, WaitQueue, WriteOptions};
+use crate::backend::{Backend, Creation, Engine, InitialContent, OpenForWrite, WaitQueue};
 use crate::units::{Order, PAGE_SIZE};
 use crate::xarray::{PAYLOADS_MAX, Value};
 
@@ -54,7 +54,7 @@ mod slots;
 
 use heap::HeapQueue;
 pub use heap::HeapTurn;
-pub use slots::Slots;
+pub use slots::SpillSlots;
 pub use transfer::{SpillSink, SpilledPart};
 
 /// The most pages under way to the file at a time: 8 MiB.
@@ -178,7 +178,7 @@ impl SlotRecord {
 
 #[derive(Debug)]
 struct Store {
-    slots: Slots,
+    slots: SpillSlots,
     /// As numbers, so that the system's zeros do, and memory is used only where slots were.
     records: Vec<u64>,
 }
@@ -224,7 +224,7 @@ impl Spill {
         let file = nameless(&options.path).map_err(refused)?;
         // Opened once more by the way of all files, which settles how it is read and written.
         let again = format!("/proc/self/fd/{}", file.as_raw_fd());
-        let how = WriteOptions { creation: Creation::MustExist, start: InitialContent::Kept, mode: 0o600 };
+        let how = OpenForWrite { creation: Creation::MustExist, start: InitialContent::Kept, mode: 0o600 };
         let opened = engine.open_for_writing(again, how).map_err(|error| refused(io::Error::other(error)))?;
         Self::with_backend(Arc::new(opened), options, arena, wait_queue)
     }
@@ -243,7 +243,7 @@ impl Spill {
         if !(PAGE_SIZE as u64..=BYTES_MAX).contains(&bytes) {
             return Err(SpillRefused::Size { bytes });
         }
-        let slots = Slots::new((bytes / PAGE_SIZE as u64) as u32);
+        let slots = SpillSlots::new((bytes / PAGE_SIZE as u64) as u32);
         let records = vec![0; slots.slots() as usize];
         backend.attach(wait_queue);
         Ok(Arc::new_cyclic(|me| Self {
@@ -425,7 +425,7 @@ impl Spill {
         if !is_still {
             return Ok(());
         }
-        let mut seen = Slots::new(store.slots.slots());
+        let mut seen = SpillSlots::new(store.slots.slots());
         let mut pages = 0;
         for value in values {
             pages += u64::from(Order(value.order()).pages());

@@ -10,10 +10,10 @@
 //! begins where the last one ended, and wraps once: the next fit. Runs need no alignment.
 //!
 //! A slot freed while a thread reads it must not become another folio's before. A thread that will put the bytes back
-//! into memory reads alone ([`Slots::begin_read`]); threads that only want to know them share ([`Slots::begin_share`]),
-//! with each other and with the one that reads alone: so no thread waits for them.
+//! into memory reads alone ([`SpillSlots::begin_read`]); threads that only want to know them share
+//! ([`SpillSlots::begin_share`]), with each other and with the one that reads alone: so no thread waits for them.
 //!
-//! Invariants (asserted by [`Slots::check`]):
+//! Invariants (asserted by [`SpillSlots::check`]):
 //!  1. No slot is taken twice, or freed twice.
 //!  2. The number of slots taken is counted, and never larger than the bound.
 //!  3. A slot that is being read is taken, also if it was freed meanwhile. One reader at a time is alone with it,
@@ -29,7 +29,7 @@ use std::ops::Range;
 
 /// The slots of one spill file.
 #[derive(Debug)]
-pub struct Slots {
+pub struct SpillSlots {
     words: Vec<u64>,
     slots: u32,
     taken: u32,
@@ -51,7 +51,7 @@ fn clear(words: &mut [u64], slot: u32) {
     words[slot as usize / 64] &= !(1 << (slot % 64));
 }
 
-impl Slots {
+impl SpillSlots {
     /// A file of `slots` slots, all free.
     pub fn new(slots: u32) -> Self {
         let words = || vec![0; slots.div_ceil(64) as usize];
@@ -112,7 +112,7 @@ impl Slots {
         }
     }
 
-    /// A thread is about to read these slots, which are taken; until [`Slots::end_read`] they stay so.
+    /// A thread is about to read these slots, which are taken; until [`SpillSlots::end_read`] they stay so.
     /// `false`: another thread is reading some of them.
     pub fn begin_read(&mut self, slots: Range<u32>) -> bool {
         debug_assert!(slots.clone().all(|slot| self.is_taken(slot)), "{slots:?} are read, and free");
@@ -135,8 +135,8 @@ impl Slots {
         }
     }
 
-    /// One more thread is about to read these slots, which are taken; until it has called [`Slots::end_share`] they
-    /// stay so.
+    /// One more thread is about to read these slots, which are taken; until it has called [`SpillSlots::end_share`]
+    /// they stay so.
     pub fn begin_share(&mut self, slots: Range<u32>) {
         debug_assert!(slots.clone().all(|slot| self.is_taken(slot)), "{slots:?} are read, and free");
         slots.for_each(|slot| *self.shared.entry(slot).or_default() += 1);
@@ -264,7 +264,7 @@ mod tests {
 
     #[test]
     fn a_run_that_begins_before_the_last_place_and_ends_behind_it_is_found() {
-        let mut slots = Slots::new(8);
+        let mut slots = SpillSlots::new(8);
         assert_eq!((slots.take(3), slots.take(3)), (Some(0), Some(3)));
         slots.free(0..6);
         assert_eq!(slots.take(8), Some(0), "all of them, and the next fit begins at 6");
@@ -273,7 +273,7 @@ mod tests {
 
     #[test]
     fn slots_freed_during_a_read_are_free_when_it_has_ended() {
-        let mut slots = Slots::new(4);
+        let mut slots = SpillSlots::new(4);
         assert_eq!(slots.take(4), Some(0));
         assert!(slots.begin_read(1..3));
         assert!(!slots.begin_read(2..4), "one reader at a time");
@@ -286,7 +286,7 @@ mod tests {
 
     #[test]
     fn a_shared_slot_is_free_when_its_last_reader_is_done_and_holds_up_none() {
-        let mut slots = Slots::new(4);
+        let mut slots = SpillSlots::new(4);
         assert_eq!(slots.take(4), Some(0));
         slots.begin_share(0..3);
         slots.begin_share(2..4);
@@ -308,7 +308,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "slot 1 is freed twice")]
     fn a_slot_is_freed_once_also_while_it_is_read() {
-        let mut slots = Slots::new(2);
+        let mut slots = SpillSlots::new(2);
         slots.take(2);
         assert!(slots.begin_read(0..2));
         slots.free(1..2);
@@ -371,7 +371,7 @@ mod tests {
             count in 1u32..200,
             ops in proptest::collection::vec(op(), 1..120),
         ) {
-            let (mut slots, mut twin) = (Slots::new(count), Twin::default());
+            let (mut slots, mut twin) = (SpillSlots::new(count), Twin::default());
             for op in ops {
                 match op {
                     Op::Take(run) => match slots.take(run) {

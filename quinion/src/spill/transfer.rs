@@ -49,15 +49,15 @@ pub struct SpilledPart {
     pub pages: u32,
 }
 
-struct Buffer(Vec<Slot>);
+struct TransferBuffer(Vec<TransferSlot>);
 
 #[derive(Clone)]
 #[repr(C, align(4096))]
-struct Slot([u8; SLOT_BYTES]);
+struct TransferSlot([u8; SLOT_BYTES]);
 
-impl Buffer {
+impl TransferBuffer {
     fn zeroed(slots: usize) -> Self {
-        Self(vec![Slot([0; SLOT_BYTES]); slots])
+        Self(vec![TransferSlot([0; SLOT_BYTES]); slots])
     }
     fn of(bytes: &[u8]) -> Self {
         let mut buffer = Self::zeroed(bytes.len().div_ceil(SLOT_BYTES));
@@ -87,7 +87,7 @@ struct OutgoingFolio {
     value: Value,
     sink: Arc<dyn SpillSink>,
     /// The bytes to write, if they are not in the frames.
-    _packed: Option<Buffer>,
+    _packed: Option<TransferBuffer>,
 }
 
 impl Spill {
@@ -131,7 +131,7 @@ impl Spill {
         }
     }
 
-    fn packed(&self, frame: Frame, order: Order) -> Option<(Buffer, u32)> {
+    fn packed(&self, frame: Frame, order: Order) -> Option<(TransferBuffer, u32)> {
         if order == Order(0) {
             return None;
         }
@@ -140,7 +140,7 @@ impl Spill {
         // SAFETY: the folio's frames follow each other and are held; `bytes` is as long as they are, and new.
         unsafe { copy::copy_out(from, bytes.as_mut_ptr(), bytes.len()) };
         let packed = pack(&bytes)?;
-        Some((Buffer::of(&packed), packed.len() as u32))
+        Some((TransferBuffer::of(&packed), packed.len() as u32))
     }
 
     fn take(&self, slots: u32) -> Option<u32> {
@@ -224,7 +224,7 @@ impl FillSink for FetchBatch {
 struct PackedFetch {
     value: Value,
     bytes: usize,
-    buffer: Buffer,
+    buffer: TransferBuffer,
 }
 
 impl Spill {
@@ -279,7 +279,7 @@ impl Spill {
             if record.packed_bytes() > 0 {
                 if packed.last().is_none_or(|last| last.value != part.value) {
                     let slots = Store::slots_of(&store, part.value);
-                    let buffer = Buffer::zeroed(slots.len());
+                    let buffer = TransferBuffer::zeroed(slots.len());
                     packed.push(PackedFetch {
                         value: part.value,
                         bytes: record.packed_bytes() as usize,
@@ -320,7 +320,7 @@ impl Spill {
         if checksum(slot, bytes) == known.checksum() { Ok(()) } else { Err(other_bytes(slot)) }
     }
 
-    fn verify_buffer(&self, first: u32, buffer: &Buffer) -> io::Result<()> {
+    fn verify_buffer(&self, first: u32, buffer: &TransferBuffer) -> io::Result<()> {
         buffer.0.iter().zip(first..).try_for_each(|(slot, nth)| self.verify_slot(nth, &slot.0))
     }
 
@@ -359,7 +359,7 @@ impl SharedSlots<'_> {
             _ => slots.clone(),
         };
         // If a backend panics, the device may still be reading into it: then it is leaked.
-        let mut buffer = ManuallyDrop::new(Buffer::zeroed(slots.len()));
+        let mut buffer = ManuallyDrop::new(TransferBuffer::zeroed(slots.len()));
         let fetching = FetchBatch::of(1, &spill.wait_queue);
         let run = buffer.run_from(slots.start);
         // SAFETY: the buffer is this function's, and is neither touched nor freed until the fill has ended, below.

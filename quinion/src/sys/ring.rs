@@ -74,7 +74,7 @@ pub struct Request {
     /// Where in the file, in bytes.
     pub position: u64,
     /// Where the bytes go or are.
-    pub buffer: Buffer,
+    pub buffer: RequestBuffer,
     /// How many bytes, at most `i32::MAX`.
     pub len: u32,
     /// The key for [`Completion::key`].
@@ -83,7 +83,7 @@ pub struct Request {
 
 /// The memory of a request, and by that which way the bytes go.
 #[derive(Clone, Copy, Debug)]
-pub enum Buffer {
+pub enum RequestBuffer {
     /// A read puts them here.
     Into(*mut u8),
     /// A write takes them from here.
@@ -163,8 +163,8 @@ impl SubmitHalf {
         let Request { position, buffer, len, key } = request;
         let file = types::Fd(file.as_raw_fd());
         let entry = match buffer {
-            Buffer::Into(buffer) => opcode::Read::new(file, buffer, len).offset(position).build(),
-            Buffer::From(buffer) => opcode::Write::new(file, buffer, len).offset(position).build(),
+            RequestBuffer::Into(buffer) => opcode::Read::new(file, buffer, len).offset(position).build(),
+            RequestBuffer::From(buffer) => opcode::Write::new(file, buffer, len).offset(position).build(),
         };
         let entry = entry.user_data(key);
         // SAFETY: this half is the only one that makes submission queues, and it is borrowed mutably. The

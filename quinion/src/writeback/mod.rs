@@ -75,7 +75,7 @@ use crate::mapping::{DirtyPages, Mapping};
 use crate::stats::Counters;
 use crate::units::Millis;
 
-mod looks;
+mod attribute_checks;
 pub mod plan;
 mod round;
 mod run;
@@ -83,7 +83,7 @@ mod stuck;
 mod sync;
 mod throttle;
 
-use looks::Looks;
+use attribute_checks::AttributeChecks;
 use plan::DirtyLimits;
 pub use sync::SyncFailed;
 
@@ -177,7 +177,7 @@ pub struct Writeback {
     /// Devices that flushes are under way to, or that failed last.
     devices: Mutex<BTreeMap<u64, round::DeviceLoad>>,
     stuck: Mutex<stuck::StuckSnapshot>,
-    looks: Looks,
+    looks: AttributeChecks,
     /// A thread of write-back's own, because its calls may block in a file system.
     background: BackgroundThread,
 }
@@ -207,7 +207,7 @@ impl Writeback {
             pace: Mutex::default(),
             devices: Mutex::default(),
             stuck: Mutex::default(),
-            looks: Looks::new(),
+            looks: AttributeChecks::new(),
             background: BackgroundThread::named("quinion-flush"),
         });
         let task: Weak<Self> = Arc::downgrade(&writeback);

@@ -17,8 +17,8 @@
 //! end, all that was dirty when it began has been taken.
 //!
 //! Invariants:
-//!  1. A round waits for no device, nor for a file's times (`looks.rs`). (A file system may make a write wait; then it
-//!     is this thread that waits.)
+//!  1. A round waits for no device, nor for a file's times (`attribute_checks.rs`). (A file system may make a write
+//!     wait; then it is this thread that waits.)
 //!  2. Files whose flushes never end keep no other from being written; those of another device take nothing of its
 //!     bound.
 //!  3. A file that failed is left alone until its pause is over, but by a thread that needs memory.
@@ -36,7 +36,7 @@ use crate::units::{Millis, PageIndex};
 use crate::xarray::INDICES_MAX;
 
 use super::Writeback;
-use super::looks::CheckedBy;
+use super::attribute_checks::CheckedBy;
 use super::plan::{FileDirtyState, FlushScope, is_due};
 use super::run::FlushRequest;
 use super::stuck::device_of;

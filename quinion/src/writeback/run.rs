@@ -31,7 +31,7 @@ use crate::sync::{LockWait, RankedReadGuard};
 use crate::units::{PAGE_SIZE, PageIndex, pages_of_bytes};
 
 use super::Writeback;
-use super::looks::{CheckedBy, PreFlushCheck};
+use super::attribute_checks::{CheckedBy, PreFlushCheck};
 
 /// The number of an error that has none of the system's.
 pub(super) const UNNAMED: i32 = libc::EIO;

@@ -46,7 +46,7 @@ use crate::sync::{LockWait, contained};
 use crate::units::{PageIndex, pages_of_bytes};
 
 use super::Writeback;
-use super::looks::CheckedBy;
+use super::attribute_checks::CheckedBy;
 use super::run::{FlushRequest, UNNAMED, errno_of};
 
 /// Pages of a file that a sync has under way at most: 16 MiB.

@@ -21,7 +21,7 @@ use std::fmt::Write;
 use std::string::String;
 
 use super::mark::Mark;
-use super::tree::{Slab, XArray, is_shadow};
+use super::tree::{NodeSlab, XArray, is_shadow};
 use quinion_view::xarray::{Entry, Kind, Root};
 
 /// The marks and counts that a node must agree with, as found below it.
@@ -34,7 +34,7 @@ macro_rules! ensure {
     ($ok:expr, $($why:tt)+) => { if !$ok { return Err(format!($($why)+)); } };
 }
 
-impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
+impl<S: NodeSlab, const BITS: u32> XArray<'_, S, BITS> {
     /// Looks at the whole tree and says the first thing that is wrong with it. On success: how many nodes
     /// it has. For tests and bug reports; cost: all of the tree.
     pub fn check(&self) -> Result<u32, String> {
@@ -183,7 +183,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     }
 }
 
-impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
+impl<S: NodeSlab, const BITS: u32> XArray<'_, S, BITS> {
     /// The tree as text with its nodes: the entry of every slot.
     pub fn dump_nodes(&self) -> String {
         let mut text = format!("{:?} marks {:03b}\n", self.root(), self.root_marks());

@@ -4,7 +4,7 @@
 //! next user, and is told by the descriptor. When only slot 0 of the topmost node is left, the tree gets lower.
 
 use super::iter::Cursor;
-use super::tree::{Slab, SlotHome, SlotRef, XArray, is_shadow};
+use super::tree::{NodeSlab, SlotHome, SlotRef, XArray, is_shadow};
 use quinion_view::xarray::{Entry, Kind, Root, Value};
 
 /// Entries that are located together before the first of them is revised.
@@ -39,7 +39,7 @@ pub enum ForgetOutcome {
     Kept,
 }
 
-impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
+impl<S: NodeSlab, const BITS: u32> XArray<'_, S, BITS> {
     /// Removes the whole entry that covers `index`, and returns it.
     pub fn erase(&mut self, index: u64) -> Entry {
         let Some(at) = self.leaf(index) else { return Entry::EMPTY };

@@ -20,7 +20,7 @@
 use core::ops::ControlFlow;
 
 use super::mark::Mark;
-use super::tree::{INDICES_MAX, Slab, SlotHome, SlotRef, XArray, is_shadow};
+use super::tree::{INDICES_MAX, NodeSlab, SlotHome, SlotRef, XArray, is_shadow};
 use crate::sync::{Mutant, mutant};
 use quinion_view::xarray::{ENTRY_ORDER_MAX, Entry, Kind, Root, Value};
 
@@ -139,7 +139,7 @@ enum Placed {
 
 pub(super) const LEVELS_MAX: usize = 64;
 
-impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
+impl<S: NodeSlab, const BITS: u32> XArray<'_, S, BITS> {
     /// Inserts `folio` of `order` at `index`, over shadows only. Cost: one descent, split or not.
     ///
     /// # Panics

@@ -6,11 +6,11 @@
 use crate::sync::atomic::{AtomicU32, Ordering};
 
 use super::mark::Mark;
-use super::node::Slots;
-use super::tree::{Slab, SlotHome, SlotRef, XArray, is_shadow};
+use super::node::NodeSlots;
+use super::tree::{NodeSlab, SlotHome, SlotRef, XArray, is_shadow};
 use quinion_view::xarray::{Entry, Kind};
 
-impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
+impl<'a, S: NodeSlab, const BITS: u32> XArray<'a, S, BITS> {
     /// The first entry that meets `from..=to`: its first index (which may lie before `from`), the entry, its order.
     #[inline]
     pub fn next(&self, from: u64, to: u64) -> Option<(u64, Entry, u8)> {
@@ -135,13 +135,13 @@ pub(super) struct Cursor<'a> {
 
 impl<'a> Cursor<'a> {
     #[inline]
-    pub fn new<S: Slab, const BITS: u32>(tree: &XArray<'a, S, BITS>) -> Self {
+    pub fn new<S: NodeSlab, const BITS: u32>(tree: &XArray<'a, S, BITS>) -> Self {
         Self { at: tree.top(), index: 0, slots: &[] }
     }
 
     /// Moves to the first slot from that of `from` on, up to that of `to`, that holds an entry.
     #[inline]
-    pub fn find<S: Slab, const BITS: u32>(
+    pub fn find<S: NodeSlab, const BITS: u32>(
         &mut self,
         tree: &XArray<'a, S, BITS>,
         mut from: u64,
@@ -155,7 +155,7 @@ impl<'a> Cursor<'a> {
                 }
                 SlotHome::Node(_) => {
                     self.at.slot = XArray::<S, BITS>::slot_of(from, self.at.shift);
-                    Slots(self.slots).get(self.at.slot)
+                    NodeSlots(self.slots).get(self.at.slot)
                 }
                 SlotHome::Root if from >> self.at.shift != 0 => return None,
                 SlotHome::Root => tree.root().entry,
@@ -171,7 +171,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// Moves to the last slot down from that of `to`, to that of `from`, that holds an entry.
-    pub fn find_back<S: Slab, const BITS: u32>(
+    pub fn find_back<S: NodeSlab, const BITS: u32>(
         &mut self,
         tree: &XArray<'a, S, BITS>,
         from: u64,
@@ -204,7 +204,7 @@ impl<'a> Cursor<'a> {
     }
 
     #[inline]
-    fn descend<S: Slab, const BITS: u32>(
+    fn descend<S: NodeSlab, const BITS: u32>(
         &mut self,
         tree: &XArray<'a, S, BITS>,
         mut entry: Entry,
@@ -213,13 +213,13 @@ impl<'a> Cursor<'a> {
         while let Kind::Node(node) = entry.kind() {
             self.at = XArray::<S, BITS>::down(self.at, node, index);
             self.slots = tree.slab.slots(node);
-            entry = Slots(self.slots).get(self.at.slot);
+            entry = NodeSlots(self.slots).get(self.at.slot);
         }
         entry
     }
 
     #[inline]
-    fn enter<S: Slab, const BITS: u32>(&mut self, tree: &XArray<'a, S, BITS>, at: SlotRef) {
+    fn enter<S: NodeSlab, const BITS: u32>(&mut self, tree: &XArray<'a, S, BITS>, at: SlotRef) {
         self.at = at;
         self.slots = match at.home {
             SlotHome::Node(node) => tree.slab.slots(node),
@@ -230,7 +230,7 @@ impl<'a> Cursor<'a> {
 
 /// An iteration over entries, made by [`XArray::range`].
 #[derive(Debug)]
-pub struct Range<'t, 'a, S: Slab, const BITS: u32> {
+pub struct Range<'t, 'a, S: NodeSlab, const BITS: u32> {
     tree: &'t XArray<'a, S, BITS>,
     front: Cursor<'a>,
     /// Made when the first entry is asked for from the back.
@@ -240,7 +240,7 @@ pub struct Range<'t, 'a, S: Slab, const BITS: u32> {
     to: u64,
 }
 
-impl<S: Slab, const BITS: u32> Iterator for Range<'_, '_, S, BITS> {
+impl<S: NodeSlab, const BITS: u32> Iterator for Range<'_, '_, S, BITS> {
     type Item = (u64, Entry, u8);
 
     #[inline]
@@ -252,7 +252,7 @@ impl<S: Slab, const BITS: u32> Iterator for Range<'_, '_, S, BITS> {
     }
 }
 
-impl<S: Slab, const BITS: u32> DoubleEndedIterator for Range<'_, '_, S, BITS> {
+impl<S: NodeSlab, const BITS: u32> DoubleEndedIterator for Range<'_, '_, S, BITS> {
     fn next_back(&mut self) -> Option<Self::Item> {
         let back = self.back.get_or_insert_with(|| Cursor::new(self.tree));
         let entry = back.find_back(self.tree, self.from, self.to)?;
@@ -267,7 +267,7 @@ impl<S: Slab, const BITS: u32> DoubleEndedIterator for Range<'_, '_, S, BITS> {
 
 /// An iteration over entries that carry a mark, made by [`XArray::marked`].
 #[derive(Debug)]
-pub struct Marked<'t, 'a, S: Slab, const BITS: u32> {
+pub struct Marked<'t, 'a, S: NodeSlab, const BITS: u32> {
     tree: &'t XArray<'a, S, BITS>,
     mark: Mark,
     /// The slot to go on from and an index of it; none at the end.
@@ -277,7 +277,7 @@ pub struct Marked<'t, 'a, S: Slab, const BITS: u32> {
     to: u64,
 }
 
-impl<S: Slab, const BITS: u32> Iterator for Marked<'_, '_, S, BITS> {
+impl<S: NodeSlab, const BITS: u32> Iterator for Marked<'_, '_, S, BITS> {
     type Item = (u64, Entry, u8);
 
     fn next(&mut self) -> Option<Self::Item> {

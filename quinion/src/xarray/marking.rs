@@ -12,10 +12,10 @@
 //! there begins without marks. Only a split hands them on, to every piece.
 
 use super::mark::Mark;
-use super::tree::{Slab, SlotHome, SlotRef, XArray};
+use super::tree::{NodeSlab, SlotHome, SlotRef, XArray};
 use quinion_view::xarray::Entry;
 
-impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
+impl<S: NodeSlab, const BITS: u32> XArray<'_, S, BITS> {
     /// Marks the entry that covers `index`, and returns it. Nothing happens where there is none.
     pub fn set_mark(&mut self, index: u64, mark: Mark) -> Entry {
         if let Some((at, entry)) = self.marked_place(index) {

@@ -21,8 +21,8 @@
 //! Only the entry in the way is split, one step at a time, and the pieces split off stay as large as they can without a
 //! node of their own. At each moment every slot holds the old shadow or a piece of it, and both say the same.
 //!
-//! An entry tells its own order, a value by its bits and a folio by asking the [`Slab`]; so no slot points to another
-//! slot, a reader never hops sideways, and the first index of an entry follows from any index inside it.
+//! An entry tells its own order, a value by its bits and a folio by asking the [`NodeSlab`]; so no slot points to
+//! another slot, a reader never hops sideways, and the first index of an entry follows from any index inside it.
 //!
 //! **Writers** hold the one lock that guards the root; They hold it to use [`XArray`]. **Readers** need none:
 //! [`walk()`] may meet a tree that changes and nodes that were recycled. It always ends, stays in bounds, and returns a
@@ -40,7 +40,8 @@
 //!   check    all invariants, and text
 //! ```
 //!
-//! The tree does not know what a folio is, nor where nodes lie. It never waits, and allocates by [`Slab::alloc`] only.
+//! The tree does not know what a folio is, nor where nodes lie. It never waits, and allocates by [`NodeSlab::alloc`]
+//! only.
 //!
 //! Invariants (asserted by [`XArray::check`]):
 //!  1. An entry of order n starts at a multiple of 2^n and fills its slots with the same bits.
@@ -81,4 +82,4 @@ pub use iter::{Marked, Range};
 pub use mark::Mark;
 pub use node::{ALLOCATOR_WORD, Head};
 pub use reserve::{Reserve, ReserveFill};
-pub use tree::{INDICES_MAX, ShadowOnly, Slab, XArray};
+pub use tree::{INDICES_MAX, NodeSlab, ShadowOnly, XArray};

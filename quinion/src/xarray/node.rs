@@ -40,13 +40,13 @@ const LISTED: u64 = 1 << 49;
 pub(super) struct NodeState<'a>(pub &'a Head);
 
 #[derive(Clone, Copy)]
-pub(super) struct Slots<'a>(pub &'a [AtomicU32]);
+pub(super) struct NodeSlots<'a>(pub &'a [AtomicU32]);
 
 /// Code that needs one of the two halves takes that one alone: to find a half is to check a number.
 #[derive(Clone, Copy)]
 pub(super) struct Node<'a> {
     state: NodeState<'a>,
-    slots: Slots<'a>,
+    slots: NodeSlots<'a>,
 }
 
 impl<'a> Deref for Node<'a> {
@@ -60,7 +60,7 @@ impl<'a> Deref for Node<'a> {
 impl<'a> Node<'a> {
     #[inline]
     pub fn new(head: &'a Head, slots: &'a [AtomicU32]) -> Self {
-        Self { state: NodeState(head), slots: Slots(slots) }
+        Self { state: NodeState(head), slots: NodeSlots(slots) }
     }
 
     /// Makes the node empty, whatever was in it, of `shift` and below `parent` (a node and a slot of it).
@@ -94,7 +94,7 @@ impl<'a> Node<'a> {
     }
 }
 
-impl Slots<'_> {
+impl NodeSlots<'_> {
     /// The entry in `slot`, for a writer: no other thread stores.
     #[inline]
     pub fn get(self, slot: u32) -> Entry {

@@ -11,12 +11,12 @@ use core::cell::Cell;
 use crate::sync::atomic::{AtomicU32, Ordering};
 
 use super::node::Head;
-use super::tree::{ShadowOnly, Slab};
+use super::tree::{NodeSlab, ShadowOnly};
 use quinion_view::xarray::{Entry, Kind};
 
 /// Nodes taken in advance, and behind them the slab they came from. One operation's or one thread's: not shared.
 #[derive(Debug)]
-pub struct Reserve<'s, S: Slab> {
+pub struct Reserve<'s, S: NodeSlab> {
     slab: &'s S,
     first: Cell<Entry>,
 }
@@ -29,7 +29,7 @@ pub enum ReserveFill {
     Short(u32),
 }
 
-impl<'s, S: Slab> Reserve<'s, S> {
+impl<'s, S: NodeSlab> Reserve<'s, S> {
     /// An empty reserve. A tree over it takes its nodes from `slab`.
     pub fn new(slab: &'s S) -> Self {
         Self { slab, first: Cell::new(Entry::EMPTY) }
@@ -52,7 +52,7 @@ impl<'s, S: Slab> Reserve<'s, S> {
     }
 }
 
-impl<S: Slab> Slab for Reserve<'_, S> {
+impl<S: NodeSlab> NodeSlab for Reserve<'_, S> {
     #[inline]
     fn slots(&self, node: u32) -> &[AtomicU32] {
         self.slab.slots(node)
@@ -88,7 +88,7 @@ impl<S: Slab> Slab for Reserve<'_, S> {
     }
 }
 
-impl<S: Slab> Drop for Reserve<'_, S> {
+impl<S: NodeSlab> Drop for Reserve<'_, S> {
     fn drop(&mut self) {
         while let Some(node) = self.take() {
             self.slab.free(node);

@@ -26,7 +26,7 @@
 //! Cost: one way down, and a store for each slot of the whole on its level and of each new node: one node a level.
 
 use super::insert::{LEVELS_MAX, Split};
-use super::tree::{Slab, SlotHome, SlotRef, XArray};
+use super::tree::{NodeSlab, SlotHome, SlotRef, XArray};
 use crate::sync::{Mutant, mutant};
 use quinion_view::xarray::{Entry, Kind};
 
@@ -37,7 +37,7 @@ struct LargeEntry {
     order: u8,
 }
 
-impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
+impl<S: NodeSlab, const BITS: u32> XArray<'_, S, BITS> {
     /// Splits the folio that reaches over `edge`, that is, covers it and begins before it, into the fewest aligned
     /// pieces of which none does. `piece` is told the first index and the order of each, in rising order, and says
     /// its number, which may be the whole's; from then on the slab is not asked for the whole's order any more. With

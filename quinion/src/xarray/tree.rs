@@ -9,14 +9,14 @@ use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutant, ordering};
 
 use super::mark::Mark;
-use super::node::{Head, Node, NodeState, Slots};
+use super::node::{Head, Node, NodeSlots, NodeState};
 use quinion_view::xarray::{ENTRY_ORDER_MAX, Entry, Kind, Root};
 
 /// The first index that does not fit: 2^52 pages of 4 KiB are all that 64 bits of bytes can name.
 pub const INDICES_MAX: u64 = 1 << 52;
 
 /// Supplies nodes, and knows how large a folio is.
-pub trait Slab {
+pub trait NodeSlab {
     /// The slots of a node, 2^BITS of them. `node` is one that [`alloc`](Slab::alloc) gave.
     fn slots(&self, node: u32) -> &[AtomicU32];
     /// The writer's bookkeeping of a node that [`alloc`](Slab::alloc) gave.
@@ -57,9 +57,9 @@ pub enum ShadowOnly {
 
 /// A tree, as seen by the holder of its lock: made on the fly from the nodes' allocator and the root's word. The caller
 /// holds the one lock that guards this root for as long as this value exists; readers without it use
-/// [`walk()`](quinion_view::xarray::walk()). Nothing here waits, or allocates except through [`Slab::alloc`].
+/// [`walk()`](quinion_view::xarray::walk()). Nothing here waits, or allocates except through [`NodeSlab::alloc`].
 #[derive(Debug)]
-pub struct XArray<'a, S: Slab, const BITS: u32 = 6> {
+pub struct XArray<'a, S: NodeSlab, const BITS: u32 = 6> {
     pub(super) slab: &'a S,
     root: &'a AtomicU64,
     /// Whether the topmost node was made or filled anew, so that it may not be needed any more.
@@ -82,7 +82,7 @@ pub(super) struct SlotRef {
 
 const ROOT_MARKS_SHIFT: u32 = 40;
 
-impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
+impl<'a, S: NodeSlab, const BITS: u32> XArray<'a, S, BITS> {
     pub(super) const SLOTS: u32 = 1 << BITS;
 
     /// The tree whose root is `root`. An empty tree's root is [`Root::EMPTY`], 0 as bits.
@@ -155,8 +155,8 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
         NodeState(self.slab.head(node))
     }
     #[inline]
-    pub(super) fn slots(&self, node: u32) -> Slots<'a> {
-        Slots(self.slab.slots(node))
+    pub(super) fn slots(&self, node: u32) -> NodeSlots<'a> {
+        NodeSlots(self.slab.slots(node))
     }
     #[inline]
     pub(super) fn slot_of(index: u64, shift: u32) -> u32 {

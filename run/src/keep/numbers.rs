@@ -27,7 +27,7 @@ const CLOSED: &str = "closed";
 
 /// Numbers for the report of a run in a kept cache.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct Numbers {
+pub struct KeptCacheNumbers {
     /// Totals of the run's viewers.
     pub totals: ViewerTotals,
     /// The cache's numbers since the run began.
@@ -53,7 +53,7 @@ pub fn hottest_in(question: &Message) -> usize {
     asked.unwrap_or(0).min(FILES_MAX)
 }
 
-impl Numbers {
+impl KeptCacheNumbers {
     fn all(&mut self) -> Vec<(String, &mut u64)> {
         let Self { totals, owner, stats, others, modes: _, hottest: _ } = self;
         let mut all = vec![
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn every_number_arrives_at_its_place() {
-        let mut numbers = Numbers::default();
+        let mut numbers = KeptCacheNumbers::default();
         for (place, (_, number)) in numbers.all().into_iter().enumerate() {
             *number = place as u64 + 1;
         }
@@ -155,11 +155,11 @@ mod tests {
         numbers.hottest = vec![hot("/a b\n\u{1f}\"c", Some(0)), hot("/d", None), hot("", Some(u64::MAX))];
         let line = numbers.put(Message::answer("numbers")).line();
         let message = Message::parse(&line).expect("it is one of ours");
-        assert_eq!(Numbers::of(&message), Some(numbers));
-        assert_eq!(Numbers::of(&Message::answer("numbers")), None);
+        assert_eq!(KeptCacheNumbers::of(&message), Some(numbers));
+        assert_eq!(KeptCacheNumbers::of(&Message::answer("numbers")), None);
         let names: std::collections::HashSet<String> =
-            Numbers::default().all().into_iter().map(|(name, _)| name).collect();
-        assert_eq!(names.len(), Numbers::default().all().len(), "no name twice");
+            KeptCacheNumbers::default().all().into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names.len(), KeptCacheNumbers::default().all().len(), "no name twice");
     }
     #[test]
     fn the_number_of_hot_files_asked_for_fits_a_message() {

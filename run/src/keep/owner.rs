@@ -46,13 +46,13 @@ use super::client::ClientStream;
 use super::connection::ANSWER_TIMEOUT;
 use super::locks::Lock;
 use super::message::{LINE_MAX, Message};
-use super::numbers::{self, Numbers};
+use super::numbers::{self, KeptCacheNumbers};
 use super::start::READY;
 use super::{CacheRequest, Idle, Name, PAUSE, PROTOCOL, Status, sys};
 use crate::open_files;
 use crate::signals::Signals;
 use crate::user_folder::Folder;
-use crate::{HotFileSize, Numbers as AskedNumbers, OwnerNumbers, Session, object};
+use crate::{HotFileSize, OwnerNumbers, OwnerNumbersSource, Session, object};
 use quinion_size as size;
 
 /// Plans that are kept: one for each C library of the machine's programs, and for each version of one.
@@ -89,7 +89,7 @@ pub struct Cache {
     /// The cache's owner, as viewers see it.
     pub owner: Arc<dyn Owner>,
     /// How its own numbers are asked for.
-    pub numbers: Box<dyn AskedNumbers>,
+    pub numbers: Box<dyn OwnerNumbersSource>,
     /// Checks some of its files, and releases those that were removed: called now and then while it is not used.
     pub tidy: Box<dyn Fn()>,
 }
@@ -226,7 +226,7 @@ struct Client {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Next {
+enum LoopControl {
     Wait,
     End,
 }
@@ -244,7 +244,7 @@ struct ControlSocket {
     session: Session,
     /// The cache's memory as it was started with, in bytes; under pressure it is less for a while.
     memory: u64,
-    numbers: Box<dyn AskedNumbers>,
+    numbers: Box<dyn OwnerNumbersSource>,
     tidy: Box<dyn Fn()>,
     use_: Use,
     clients: Vec<Client>,
@@ -263,19 +263,19 @@ struct Ready {
 
 impl ControlSocket {
     fn serve(mut self) -> io::Result<()> {
-        while self.turn()? == Next::Wait {}
+        while self.turn()? == LoopControl::Wait {}
         self.end()
     }
 
-    fn turn(&mut self) -> io::Result<Next> {
+    fn turn(&mut self) -> io::Result<LoopControl> {
         let Ready { signal, connection, clients } = self.wait()?;
         // 2 a signal that ends this process; others mean nothing here
         if signal && self.signals.next()?.is_some_and(|signal| signal.ends()) {
-            return Ok(Next::End);
+            return Ok(LoopControl::End);
         }
         for client in clients {
-            if self.receive(client) == Next::End {
-                return Ok(Next::End);
+            if self.receive(client) == LoopControl::End {
+                return Ok(LoopControl::End);
             }
         }
         self.drop_finished();
@@ -288,9 +288,9 @@ impl ControlSocket {
         }
         // 6 unused for long; a process that has connected by now counts
         if (self.has_been_unused() || self.is_lost()) && !self.accept() {
-            return Ok(Next::End);
+            return Ok(LoopControl::End);
         }
-        Ok(Next::Wait)
+        Ok(LoopControl::Wait)
     }
 
     /// Whether it is unused for good: its files were removed, so no run can find it.
@@ -389,15 +389,15 @@ impl ControlSocket {
     }
 
     /// Reads what one client sent, once, and answers. More waits for the next turn.
-    fn receive(&mut self, client: usize) -> Next {
+    fn receive(&mut self, client: usize) -> LoopControl {
         let mut bytes = [0; RECEIVE_BYTES_MAX];
         match self.clients[client].stream.receive(&mut bytes) {
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
-                Next::Wait
+                LoopControl::Wait
             }
             Ok(0) | Err(_) => {
                 self.leave(client);
-                Next::Wait
+                LoopControl::Wait
             }
             Ok(count) => {
                 self.clients[client].received.extend_from_slice(&bytes[..count]);
@@ -406,24 +406,24 @@ impl ControlSocket {
         }
     }
 
-    fn answer_all(&mut self, client: usize) -> Next {
+    fn answer_all(&mut self, client: usize) -> LoopControl {
         while let Some(end) = self.clients[client].received.iter().position(|&byte| byte == b'\n') {
             let line: Vec<u8> = self.clients[client].received.drain(..=end).collect();
             let question = std::str::from_utf8(&line).ok().and_then(Message::parse);
             let Some(question) = question else {
                 self.leave(client);
-                return Next::Wait;
+                return LoopControl::Wait;
             };
             let answer = self.answer(client, &question);
             self.send(client, &answer);
             if question.asks("stop") {
-                return Next::End;
+                return LoopControl::End;
             }
         }
         if self.clients[client].received.len() > LINE_MAX {
             self.leave(client);
         }
-        Next::Wait
+        LoopControl::Wait
     }
 
     /// Sends a message. A run that does not read it has left.
@@ -551,9 +551,9 @@ impl ControlSocket {
     }
 
     /// The numbers of a run so far, with the `files` that are read most.
-    fn numbers_of(&self, joined: &JoinedRun, files: usize) -> Numbers {
+    fn numbers_of(&self, joined: &JoinedRun, files: usize) -> KeptCacheNumbers {
         let hottest = if files > 0 { self.numbers.hottest(files) } else { Vec::new() };
-        Numbers {
+        KeptCacheNumbers {
             hottest: hottest.into_iter().map(HotFileSize::from).collect(),
             totals: self.session.service.totals_of(joined.run),
             owner: self.numbers.numbers().since(&joined.before),

@@ -17,7 +17,7 @@ use quinion::internals::mapping::{self, BatchEnd, BatchRules, Mapping, NODE_BITS
 use quinion::internals::sync::LockWait;
 use quinion::internals::sys::fork::ForkGuard;
 use quinion::internals::units::{Frame, MappingId, Order, Orders, PAGE_SIZE, PageIndex};
-use quinion::internals::xarray::{Entry, Head, RacySlots, Slab, Value, XArray};
+use quinion::internals::xarray::{Entry, Head, NodeSlab, RacySlots, Value, XArray};
 
 use crate::content;
 
@@ -45,7 +45,7 @@ pub type Shape = (u64, u8);
 
 struct Cells<'a>(&'a Arena);
 
-impl Slab for Cells<'_> {
+impl NodeSlab for Cells<'_> {
     fn slots(&self, node: u32) -> &[AtomicU32] {
         self.0.view().slots(CellNumber(node)).unwrap()
     }

@@ -17,7 +17,7 @@ use quinion::internals::mapping::{
 use quinion::internals::sync::LockWait;
 use quinion::internals::sys::fork::ForkGuard;
 use quinion::internals::units::{Frame, MappingId, Order, PAGE_SIZE, PageIndex};
-use quinion::internals::xarray::{Entry, Head, Kind, ShadowOnly, Slab, Stored, Value, XArray};
+use quinion::internals::xarray::{Entry, Head, Kind, NodeSlab, ShadowOnly, Stored, Value, XArray};
 
 pub struct Stage {
     pub arena: Arc<Arena>,
@@ -27,7 +27,7 @@ pub struct Stage {
 /// Nodes straight from the arena; those that come to hold shadows only are listed as the mapping's.
 pub struct Cells<'a>(&'a Mapping);
 
-impl Slab for Cells<'_> {
+impl NodeSlab for Cells<'_> {
     fn slots(&self, node: u32) -> &[AtomicU32] {
         self.0.arena().view().slots(CellNumber(node)).unwrap()
     }

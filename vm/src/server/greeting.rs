@@ -22,7 +22,7 @@ use rustix::net::{Shutdown, SocketFlags};
 
 use super::connection::{Connection, ConnectionSlot, ConnectionState, HeldUffds, Kind, token};
 use super::{DYING, GRACE, LISTENER, ONCE, REFUSED_MAX, SHORT_OF_DESCRIPTORS, SOON, SWEEP, Shared};
-use crate::message::{BadMessage, DESCRIPTORS_MAX, ParseStep, Region, check, offer};
+use crate::message::{BadMessage, DESCRIPTORS_MAX, ParseStep, VmmRegion, check, offer};
 use crate::peer::{Handshake, Peer, drain, has_one_ended, say, wait_for};
 use crate::vm::{Source, Vm};
 use crate::{Event, PeerError};
@@ -214,7 +214,7 @@ impl Shared {
         &self,
         connection: &Connection,
         greeting: &mut Handshake,
-        regions: &[Region],
+        regions: &[VmmRegion],
     ) -> std::result::Result<Box<Vm>, PeerError> {
         self.snapshot.assure()?;
         let pages = check(regions, self.snapshot.identity().bytes)?;

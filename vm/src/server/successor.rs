@@ -31,7 +31,7 @@ use crate::pages::Pages;
 use crate::peer::Peer;
 use crate::snapshot::FileIdentity;
 use crate::takeover::{
-    DOOR_DESCRIPTORS, TakeoverAnswer, TakeoverError, TakeoverOffer, TakeoverRequest, VmHead, parse_states,
+    LISTENER_DESCRIPTORS, TakeoverAnswer, TakeoverError, TakeoverOffer, TakeoverRequest, VmHead, parse_states,
 };
 use crate::uffd::Uffd;
 
@@ -106,7 +106,7 @@ impl Succession {
             Ok(offer) => offer,
             Err(why) => return Err(refuse(&running, why)),
         };
-        let fds: [OwnedFd; DOOR_DESCRIPTORS] = fds.try_into().expect("they were counted");
+        let fds: [OwnedFd; LISTENER_DESCRIPTORS] = fds.try_into().expect("they were counted");
         let [listener, successors, process, resumed] = fds;
         let mut this = Self {
             running,
@@ -167,7 +167,7 @@ impl Succession {
         if !matches!(why, TakeoverError::HungUp) && !self.is_orphaned() {
             return Err(refuse(&self.running, why));
         }
-        self.wait_for_fate(why)?;
+        self.wait_until_decided(why)?;
         let heads = std::mem::take(&mut self.heads);
         self.kill_all(heads.into_iter().map(|head| (head.peer, head.uffds)).collect());
         self.incomplete = Some(TakeoverError::Incomplete { taken: self.vms.len() as u64, vms });
@@ -186,7 +186,7 @@ impl Succession {
                 return Err(TakeoverError::Ending);
             }
             if let Err(why) = self.running.send(&TakeoverAnswer::Taken.packet(), &[]) {
-                self.wait_for_fate(why)?;
+                self.wait_until_decided(why)?;
             }
         }
         self.is_decided = true;
@@ -218,7 +218,7 @@ impl Succession {
     }
 
     /// The other takes no packet any more: it is no more, and all is this server's; or it goes on, which is `why`.
-    fn wait_for_fate(&self, why: TakeoverError) -> Result<(), TakeoverError> {
+    fn wait_until_decided(&self, why: TakeoverError) -> Result<(), TakeoverError> {
         let is_resumed = || {
             let mut fds = [PollFd::new(&self.resumed, PollFlags::IN)];
             let waited = poll(&mut fds, Some(&timespec(Duration::ZERO)));

@@ -64,14 +64,14 @@ pub(super) type LayersBackend = BlockingSource<Layers>;
 #[derive(Debug)]
 pub(super) struct Layers {
     files: Vec<LayerFile>,
-    stretches: Vec<Stretch>,
+    extents: Vec<LayerExtent>,
     bytes: u64,
     number: u64,
 }
 
 /// From `start` up to the next stretch, the bytes are those of one layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Stretch {
+struct LayerExtent {
     start: u64,
     layer: u32,
 }
@@ -129,12 +129,12 @@ impl Layers {
             return Err(Error::invalid_input("no snapshot is named; name the file with the VM's memory"));
         };
         let bytes = base.opened.bytes();
-        let mut stretches = vec![Stretch { start: 0, layer: 0 }];
+        let mut extents = vec![LayerExtent { start: 0, layer: 0 }];
         for (layer, file) in (1..).zip(&files[1..]) {
-            stretches = overlaid(&stretches, &file.diff_data(bytes)?, layer, bytes);
+            extents = overlaid(&extents, &file.diff_data(bytes)?, layer, bytes);
         }
         let number = LAST_NUMBER.fetch_add(1, Ordering::Relaxed);
-        let mut layers = Self { files, stretches, bytes, number };
+        let mut layers = Self { files, extents, bytes, number };
         layers.choose_ways();
         match layers.changed() {
             Some(path) => {
@@ -172,9 +172,9 @@ impl Layers {
     }
 
     fn parts(&self, range: Range<u64>) -> impl Iterator<Item = LayerPart> + '_ {
-        let first = self.stretches.partition_point(|stretch| stretch.start <= range.start) - 1;
-        let nexts = self.stretches[first + 1..].iter().map(|next| next.start).chain([self.bytes]);
-        self.stretches[first..].iter().zip(nexts).map_while(move |(stretch, next)| {
+        let first = self.extents.partition_point(|stretch| stretch.start <= range.start) - 1;
+        let nexts = self.extents[first + 1..].iter().map(|next| next.start).chain([self.bytes]);
+        self.extents[first..].iter().zip(nexts).map_while(move |(stretch, next)| {
             let part = stretch.start.max(range.start)..next.min(range.end);
             (!part.is_empty()).then_some(LayerPart { layer: stretch.layer, range: part })
         })
@@ -198,11 +198,11 @@ impl Layers {
 }
 
 /// `below` with a layer above it that has data in `data`, which is sorted.
-fn overlaid(below: &[Stretch], data: &[Range<u64>], layer: u32, bytes: u64) -> Vec<Stretch> {
-    let mut above: Vec<Stretch> = Vec::with_capacity(below.len() + 2 * data.len());
+fn overlaid(below: &[LayerExtent], data: &[Range<u64>], layer: u32, bytes: u64) -> Vec<LayerExtent> {
+    let mut above: Vec<LayerExtent> = Vec::with_capacity(below.len() + 2 * data.len());
     let mut push = |start, layer| {
         if above.last().is_none_or(|last| last.layer != layer) {
-            above.push(Stretch { start, layer });
+            above.push(LayerExtent { start, layer });
         }
     };
     let (mut at, mut first) = (0, 0);

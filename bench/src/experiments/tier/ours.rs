@@ -49,7 +49,7 @@ impl Tier for Ours {
         for number in numbers.clone() {
             while self.store.put(&KEY, number * PAGES, self.content(number)) < PAGES {
                 if let Some(trouble) = self.store.trouble() {
-                    return Err(wrong(number, trouble));
+                    return Err(wrong(number, &trouble));
                 }
                 std::thread::sleep(PAUSE);
             }

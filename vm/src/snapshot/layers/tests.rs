@@ -160,7 +160,7 @@ proptest! {
         layers in prop::collection::vec(prop::collection::vec((0..60_u64, 1..12_u64), 0..8), 1..6),
     ) {
         let bytes = 64;
-        let (mut twin, mut stretches) = (vec![0_u32; bytes], vec![Stretch { start: 0, layer: 0 }]);
+        let (mut twin, mut extents) = (vec![0_u32; bytes], vec![LayerExtent { start: 0, layer: 0 }]);
         for (layer, parts) in (1..).zip(layers) {
             let mut here = vec![false; bytes];
             for (start, len) in parts {
@@ -174,11 +174,11 @@ proptest! {
                     _ => data.push(at as u64..at as u64 + 1),
                 }
             }
-            stretches = overlaid(&stretches, &data, layer, bytes as u64);
+            extents = overlaid(&extents, &data, layer, bytes as u64);
         }
-        prop_assert_eq!(stretches[0].start, 0);
-        prop_assert!(stretches.windows(2).all(|two| two[0].start < two[1].start && two[0].layer != two[1].layer));
-        let layer_at = |at: u64| stretches[stretches.partition_point(|stretch| stretch.start <= at) - 1].layer;
+        prop_assert_eq!(extents[0].start, 0);
+        prop_assert!(extents.windows(2).all(|two| two[0].start < two[1].start && two[0].layer != two[1].layer));
+        let layer_at = |at: u64| extents[extents.partition_point(|stretch| stretch.start <= at) - 1].layer;
         prop_assert_eq!((0..bytes as u64).map(layer_at).collect::<Vec<_>>(), twin);
     }
 }

@@ -1,4 +1,4 @@
-//! Setbacks: how often the time of day was set back while this process looked.
+//! Clock steps: how often the time of day was set back while this process looked.
 //!
 //! ```text
 //!   time of day - uptime:   falls only if the time of day is set back; the uptime never is
@@ -13,10 +13,10 @@ use std::sync::{Mutex, PoisonError};
 use rustix::time::{ClockId, clock_gettime};
 
 #[derive(Debug)]
-pub(crate) struct Setbacks(Mutex<SetbackCount>);
+pub(crate) struct BackwardClockSteps(Mutex<BackwardStepCount>);
 
 #[derive(Debug)]
-struct SetbackCount {
+struct BackwardStepCount {
     /// The most that the time of day was known to be ahead of the uptime, in nanoseconds.
     ahead: i64,
     count: u64,
@@ -29,14 +29,14 @@ struct ClockSample {
     after: i64,
 }
 
-impl Default for Setbacks {
+impl Default for BackwardClockSteps {
     fn default() -> Self {
-        Self(Mutex::new(SetbackCount { ahead: i64::MIN, count: 0 }))
+        Self(Mutex::new(BackwardStepCount { ahead: i64::MIN, count: 0 }))
     }
 }
 
-impl Setbacks {
-    /// Looks at the clocks. How many setbacks were seen until now.
+impl BackwardClockSteps {
+    /// Looks at the clocks. How many backward steps were seen until now.
     pub(crate) fn count(&self) -> u64 {
         let nanoseconds = |clock| {
             let time = clock_gettime(clock);
@@ -49,7 +49,7 @@ impl Setbacks {
     }
 }
 
-impl SetbackCount {
+impl BackwardStepCount {
     fn looked(&mut self, look: &ClockSample) -> u64 {
         let (least, most) = (look.now.saturating_sub(look.after), look.now.saturating_sub(look.before));
         if most < self.ahead {
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn each_setback_is_counted_once_and_nothing_else_is() {
-        let mut seen = SetbackCount { ahead: i64::MIN, count: 0 };
+        let mut seen = BackwardStepCount { ahead: i64::MIN, count: 0 };
         let mut looked = |before, now, after| seen.looked(&ClockSample { before, now, after });
         assert_eq!(looked(10, 1000, 11), 0, "the first look");
         assert_eq!(looked(20, 1010, 21), 0);
@@ -75,7 +75,7 @@ mod tests {
         assert_eq!(looked(110, 1100, 111), 1, "and back");
         assert_eq!(looked(120, 1110, 121), 1);
         assert_eq!(looked(130, 1000, 131), 2);
-        let now = Setbacks::default();
+        let now = BackwardClockSteps::default();
         assert_eq!((now.count(), now.count()), (0, 0));
     }
 }

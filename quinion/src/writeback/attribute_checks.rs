@@ -1,4 +1,4 @@
-//! Looks: at a file's attributes before and after its flushes, by a thread that may wait for them.
+//! Attribute checks: looks at a file's attributes before and after its flushes, by a thread that may wait for them.
 //!
 //! ```text
 //!   before   a sync                    looks itself: it is the file's user
@@ -16,7 +16,8 @@
 //! after, so that no look after waits for one before.
 //!
 //! A change by others between the last flush and the look after it would pass for the cache's own. So a sync
-//! ends after that look, and a look that was over later than [`Looks::max`] after the flush counts as not had.
+//! ends after that look, and a look that was over later than [`AttributeChecks::max`] after the flush counts as not
+//! had.
 //!
 //! **A file that is not looked at after its flushes** loses its cached clean pages, at the next look at it: an open, a
 //! read at its end, `revalidate`. They are read again. Dirty pages stay. Pages that were written and not synced are
@@ -60,7 +61,7 @@ const AFTER_MAX: usize = 4096;
 const MAX: u64 = 1000;
 
 /// The looks of one cache.
-pub(super) struct Looks {
+pub(super) struct AttributeChecks {
     /// Threads of the looks' own, so that no call of a future, which may wait for write-back, stands before a look.
     before: BlockingThreads,
     after: BlockingThreads,
@@ -74,7 +75,7 @@ pub(super) struct Looks {
     max: AtomicU64,
 }
 
-impl Looks {
+impl AttributeChecks {
     pub(super) fn new() -> Self {
         let [ended, max] = [0, MAX].map(AtomicU64::new);
         let [before, after] = [(); 2].map(|()| BlockingThreads::default());

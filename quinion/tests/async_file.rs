@@ -4,9 +4,12 @@
 
 use std::future::{Future, poll_fn};
 use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::FileExt;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use quinion::backend::MemoryFile;
@@ -66,6 +69,135 @@ fn a_read_that_waits_counts_as_one_miss() {
     let counted = cache.stats().since(&before);
     assert_eq!((counted.reads, counted.hits, counted.misses), (PAGES, 0, PAGES));
     assert_eq!(counted.read_bytes, PAGES * 4096);
+}
+
+const TIME_MAX: Duration = Duration::from_secs(60);
+
+/// All bytes of `file` from its position on, read by another thread. `None`: the read does not end.
+fn read_to_end(file: quinion::File) -> Option<Vec<u8>> {
+    let (sender, read) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let read = runtime().block_on(AsyncFile::from(file).read_to_end(&mut bytes)).map(|_| bytes);
+        sender.send(read.expect("it is readable"))
+    });
+    read.recv_timeout(TIME_MAX).ok()
+}
+
+/// 1. A read on an uncached handle waits for the file's last page, by a read of one byte. That is all of the page.
+/// 2. The stream has passed the page, so it goes. The read finds it missing, and waits for it: for ever.
+#[test]
+fn the_last_byte_of_an_uncached_file_is_read() {
+    for size in [1, 4097, 10] {
+        let (cache, device) = (small(), Device::new(size));
+        let file = cache.open_backend(device.clone() as _).expect("the device opens");
+        file.set_uncached(true).expect("the device has uncached reads");
+        file.advise(quinion::Hint::Random).expect("advice is taken");
+        device.hold();
+        let (ends, answering) = (Arc::new(AtomicBool::new(false)), device.clone());
+        let over = ends.clone();
+        // It answers a little later each time, never inside the call that asks.
+        let answers = std::thread::spawn(move || {
+            while !over.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(1));
+                answering.release();
+                answering.hold();
+            }
+            answering.release();
+        });
+        let bytes = read_to_end(file);
+        ends.store(true, Ordering::Relaxed);
+        answers.join().expect("the answers end");
+        let bytes = bytes.expect("the read ends");
+        assert_eq!(bytes.len() as u64, size);
+        verify(&bytes, &device, 0);
+        assert!(device.reads().len() <= 4, "{:?}", device.reads());
+    }
+}
+
+/// 1. Another process writes a file without end. 2. A reader whose handle looks at the file for each read waits for a
+/// page, which the next look forgets: it waits again, for ever.
+#[test]
+fn a_file_that_is_written_without_end_is_read() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("changing");
+    std::fs::write(&path, vec![1; 64 << 10]).expect("it is written");
+    let cache = small();
+    let every = quinion::Coherence::CheckEvery(Duration::ZERO);
+    let open = || cache.open_with(&path, OpenOptions::new().coherence(every)).expect("it opens");
+    let ends = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let writer = std::fs::OpenOptions::new().write(true).open(&path).expect("it opens");
+            while !ends.load(Ordering::Relaxed) {
+                writer.write_all_at(&[1], 5).expect("it is written");
+            }
+        });
+        let (plain, uncached) = (open(), open());
+        uncached.set_uncached(true).expect("files have uncached reads");
+        let read = [plain, uncached].map(read_to_end);
+        ends.store(true, Ordering::Relaxed);
+        assert!(
+            read.iter().all(|read| read.as_ref().is_some_and(|bytes| *bytes == [1; 64 << 10])),
+            "{read:?}"
+        );
+    });
+}
+
+/// 1. A read waits for a page, and is dropped; the page arrives. 2. Another process writes the file. 3. The next read
+/// takes the page for the one that it waits for, and gives bytes of before the write.
+#[test]
+fn a_read_that_was_dropped_leaves_no_bytes_to_a_later_one() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("changing");
+    std::fs::write(&path, [1; 4096]).expect("it is written");
+    let cache = small();
+    let every = quinion::Coherence::CheckEvery(Duration::ZERO);
+    let file = cache.open_with(&path, OpenOptions::new().coherence(every)).expect("it opens");
+    let mut reader = AsyncFile::from(file.clone());
+    let mut first = [0; 100];
+    {
+        let read = std::pin::pin!(reader.read(&mut first));
+        let mut read = read;
+        if poll_once(&mut read.as_mut()).is_ready() {
+            return; // the disk was faster than the poll: there is nothing to be left
+        }
+    }
+    let begun = Instant::now();
+    while file.cached_pages() == 0 {
+        assert!(begun.elapsed() < TIME_MAX, "the page arrives");
+        std::thread::yield_now();
+    }
+    std::fs::write(&path, [2; 4096]).expect("it is written");
+    std::thread::sleep(Duration::from_millis(1500)); // longer than an answer is taken for one of now
+    let mut later = [0; 100];
+    let read = runtime().block_on(reader.read(&mut later)).expect("it is readable");
+    assert_eq!(&later[..read], [2; 100]);
+    assert_eq!(read, 100);
+}
+
+/// Also at another position: that is not the page that was waited for.
+#[test]
+fn a_read_that_was_dropped_does_not_make_one_elsewhere_wait() {
+    let (cache, device) = (small(), Device::new(40 * 4096));
+    let file = cache.open_backend(device.clone() as _).expect("the device opens");
+    file.advise(quinion::Hint::Random).expect("advice is taken");
+    file.read_exact_at(&mut [0; 4096], 20 * 4096).expect("it is readable");
+    device.hold();
+    let mut reader = AsyncFile::from(file);
+    {
+        let mut buffer = [0; 100];
+        let mut read = std::pin::pin!(reader.read(&mut buffer));
+        assert!(poll_once(&mut read.as_mut()).is_pending());
+    }
+    (&mut reader.get_ref()).seek(SeekFrom::Start(20 * 4096)).expect("there is such a place");
+    let mut buffer = [0; 100];
+    {
+        let mut read = std::pin::pin!(reader.read(&mut buffer));
+        assert!(matches!(poll_once(&mut read.as_mut()), Poll::Ready(Ok(100))));
+    }
+    verify(&buffer, &device, 20 * 4096);
+    device.release();
 }
 
 #[test]

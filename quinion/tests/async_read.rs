@@ -512,6 +512,40 @@ fn a_pin_that_fails_says_why_and_pins_nothing() {
     assert_eq!(cache.stats().pinned_bytes, 0);
 }
 
+/// 1. A pin of more than pins may keep is asked for. 2. Half a cache of it is fetched, and others' pages go. 3. It fails.
+#[test]
+fn a_pin_that_is_refused_fetches_no_page() {
+    let (cache, device) = (exact(), Device::new(4 * Cache::MEMORY_MIN));
+    let file = open(&cache, &device);
+    let all = 4 * Cache::MEMORY_MIN as usize;
+    assert_eq!(pinned(&file, &device, 0, all).unwrap_err().kind(), ErrorKind::NoMemory);
+    assert_eq!(device.reads(), []);
+    // Beside other pins, where there is room for half of it.
+    let len = 64 * PAGE as usize;
+    let mut held: Vec<_> = (0..).map_while(|number| file.pin(number * 64 * PAGE, len).ok()).collect();
+    held.pop();
+    let (before, behind) = (device.reads(), 3 * Cache::MEMORY_MIN);
+    for refused in [file.pin(behind, 2 * len), block_on(file.pin_async(behind, 2 * len))] {
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::NoMemory);
+    }
+    assert_eq!(device.reads(), before);
+    assert_eq!(file.pin(behind, len).unwrap().len(), len, "there is room for that");
+}
+
+/// 1. An uncached handle pins by a future. 2. That asks for the pages as a plain handle does, and they stay.
+#[test]
+fn d10_a_future_of_an_uncached_pin_leaves_nothing() {
+    let (cache, device) = (exact(), Device::new(256 * PAGE));
+    let file = open(&cache, &device);
+    file.set_uncached(true).unwrap();
+    for at in [0, 100 * PAGE, 255 * PAGE] {
+        let len = (8 * 4096).min(256 * PAGE - at);
+        assert_eq!(pinned(&file, &device, at, len as usize).unwrap() as u64, len);
+        assert_eq!(file.cached_pages(), 0, "pages from byte {at} on");
+    }
+    cache.check().unwrap();
+}
+
 /// Many tasks pin, of a file that is larger than the cache: pages go while others are waited for.
 #[test]
 fn pins_under_pressure_are_all_answered() {

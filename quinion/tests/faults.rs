@@ -144,6 +144,21 @@ fn each_request_in_turn(fault: Fault, way: Way) {
     }
 }
 
+/// 1. A backend says that its file has 2^64 - 1 bytes. 2. Positions in it overflow.
+#[test]
+fn a_size_that_no_file_has_is_not_believed() {
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
+    let device = Device::new(u64::MAX);
+    let file = cache.open_backend(device.clone()).unwrap();
+    assert_eq!(file.len(), i64::MAX as u64);
+    device.size.store(u64::MAX - 1, Ordering::Relaxed);
+    device.generation.fetch_add(1, Ordering::Relaxed);
+    file.revalidate().unwrap();
+    assert_eq!(file.len(), i64::MAX as u64);
+    file.read_exact_at(&mut [0; 10], 5).unwrap();
+    assert!(file.read_exact_at(&mut [0; 10], u64::MAX - 5).is_err());
+}
+
 #[test]
 fn each_request_in_turn_fails() {
     WAYS.into_iter().for_each(|way| each_request_in_turn(Fault::Fails, way));

@@ -286,6 +286,7 @@ fn r16_a_pin_of_a_hole_of_any_length_takes_no_memory_for_being_long() {
     let first = pinned.chunks().next().unwrap();
     assert!(first.len() >= PAGE_BYTES && first.iter().all(|&byte| byte == 0));
     assert_eq!(first.as_ptr() as usize % PAGE_BYTES, 0, "as aligned as it is in the file");
+    assert!(pinned.mapped().is_none(), "its pieces, 2^43 of them, are not even listed");
     drop(pinned);
     // In the middle of pages, with data between.
     let pinned = file.pin((1 << 50) - 200_001, 500_000).unwrap();

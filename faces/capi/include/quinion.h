@@ -296,11 +296,11 @@ typedef struct qn_pool_usage {
    */
   uint64_t inserted_pages;
   /**
-   * Its pages that were evicted.
+   * Pages of the pool that were evicted.
    */
   uint64_t evicted_pages;
   /**
-   * Its pages that came back soon after they were evicted.
+   * Pages of the pool that came back soon after they were evicted.
    */
   uint64_t refaulted_pages;
 } qn_pool_usage;
@@ -392,11 +392,11 @@ typedef struct qn_memory_file_options {
    */
   size_t size;
   /**
-   * Its length in bytes at first, all of it a hole.
+   * The file's length in bytes at first, all of it a hole.
    */
   uint64_t length;
   /**
-   * Its name in messages, in UTF-8, or NULL. It is copied.
+   * The file's name in messages, in UTF-8, or NULL. It is copied.
    */
   const char *name;
   /**
@@ -475,7 +475,7 @@ typedef struct qn_backend {
    */
   int (*truncate)(void *context, uint64_t length);
   /**
-   * Is told, once for each open that succeeded, that no function of this backend will be called any more; may be
+   * Called once for each open that succeeded, when no function of this backend will be called any more; may be
    * NULL. It comes in qn_close() or long after it, because the cache keeps pages of closed files. It reads and
    * writes a file by the first backend that it was opened with. A thread of the library may call it, shortly after
    * the call that ended the cache has returned. Free the context here, and not before. If two opens have one

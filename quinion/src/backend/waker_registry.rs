@@ -156,8 +156,12 @@ impl WakerRegistry {
     }
 
     pub(super) fn cancel(&self, number: WaiterId) -> Option<Waiter> {
-        let waiter = self.lock().take(number)?;
+        let mut state = self.lock();
+        let waiter = state.take(number)?;
         self.waiters.fetch_sub(1, Ordering::Relaxed);
+        if state.poller == Poller::Ending && state.waiters.is_empty() {
+            self.wake_poller(state); // it may end now
+        }
         Some(waiter)
     }
 

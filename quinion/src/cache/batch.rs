@@ -372,7 +372,7 @@ impl BatchRead<'_> {
 }
 
 impl File {
-    fn start(&self, spans: &[Span], options: ReadOptions) {
+    pub(super) fn start(&self, spans: &[Span], options: ReadOptions) {
         let Ok(passing) = self.passing_with(options) else { return };
         let call = self.call(passing.as_ref(), options.wait_policy());
         self.handle.shared.filemap.start(&call, spans);

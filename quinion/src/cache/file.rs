@@ -14,7 +14,7 @@ use crate::blocking_threads::BlockingThreads;
 use crate::error::{Repr, Result};
 use crate::filemap::{
     DropBehindState, FileView, HitStop, Hits, PageHit, PendingRead, PinRequest, PolledRead, Prefetch,
-    ReadCall, ReadProgress, Reader, StreamPositions, UncachedRead, WaitPolicy, read_folios_into,
+    ReadCall, ReadProgress, Reader, Span, StreamPositions, UncachedRead, WaitPolicy, read_folios_into,
     read_hits_into, read_page_into,
 };
 use crate::folio::Pinned;
@@ -249,12 +249,15 @@ impl File {
     #[cfg(feature = "tokio")]
     pub(super) fn read_prefetched(&self, buffer: &mut [u8], position: u64) -> Result<usize> {
         let options = ReadOptions::new().nowait(true);
-        if self.lookup_cell() == UNCACHED || self.process.is_forked() || position >= FILE_BYTES_MAX {
+        if self.process.is_forked() || position >= FILE_BYTES_MAX {
             return self.read_at_with(buffer, position, options);
         }
-        let call = self.call(None, options.wait_policy());
+        let passing = self.passing_with(options)?;
+        let call = self.call(passing.as_ref(), options.wait_policy());
         let bytes = self.handle.shared.filemap.read_counted(&call, position, buffer)?;
-        self.touched.remember(position, position + bytes as u64);
+        if passing.is_none() {
+            self.touched.remember(position, position + bytes as u64);
+        }
         self.note_read(position, bytes);
         Ok(bytes)
     }
@@ -419,8 +422,9 @@ impl File {
         if options.nowait || options.cached_only {
             return Poll::Ready(self.read_at_with(buffer, position, options));
         }
-        // Once: what comes after is of then or later, and a look may forget the page that was waited for.
-        if !progress.has_begun() {
+        // Once: what comes after is of then or later, and a look may forget the page that was waited for. The call that a
+        // probe waits for has looked.
+        if !progress.has_begun() && !progress.is_probe() {
             self.assure()?;
         }
         let Handle { shared, mapping, .. } = &*self.handle;
@@ -488,11 +492,34 @@ impl File {
 
     /// As [`File::pin_with`]; the request says how long is waited, and not the options.
     pub(super) fn pin_by(&self, options: ReadOptions, request: PinRequest) -> Result<Pinned> {
-        let Handle { shared, mapping, .. } = &*self.handle;
-        if shared.process.is_forked() {
+        if self.process.is_forked() {
             return Err(Repr::Forked.into());
         }
         self.assure()?;
+        self.pin_assured(options, request)
+    }
+
+    /// Looks at the file, and has all pages fetched that a pin of these bytes misses. Returns how many they are.
+    pub(super) fn start_pin(&self, position: u64, len: usize) -> Result<u64> {
+        let Handle { shared, mapping, .. } = &*self.handle;
+        if self.process.is_forked() {
+            return Err(Repr::Forked.into());
+        }
+        self.assure()?;
+        let position = position.min(FILE_BYTES_MAX);
+        let end = position.saturating_add(len as u64).min(mapping.size()).max(position);
+        let missing = shared.filemap.check_pin(mapping, position..end)?;
+        if missing > 0 && self.is_uncached() {
+            self.start(&[Span::of(position, (end - position) as usize)], ReadOptions::default());
+        } else if missing > 0 {
+            self.will_need(position, end - position)?;
+        }
+        Ok(missing)
+    }
+
+    /// As [`File::pin_by`], for a caller that has looked at the file: what was brought since is not forgotten.
+    pub(super) fn pin_assured(&self, options: ReadOptions, request: PinRequest) -> Result<Pinned> {
+        let Handle { shared, mapping, .. } = &*self.handle;
         let position = request.position.min(FILE_BYTES_MAX);
         let passing = self.passing_with(options)?;
         let reader = self.reader(passing.as_ref());

@@ -100,8 +100,8 @@ impl<'a> PinFuture<'a> {
         let Self { file, position, len, .. } = *self;
         if self.tries == 0 {
             // All that is missing is on its way before the first of it is waited for.
-            match file.will_need(position, len as u64) {
-                Ok(prefetch) => self.was_missing = prefetch.started_pages + prefetch.left_pages > 0,
+            match file.start_pin(position, len) {
+                Ok(missing) => self.was_missing = missing > 0,
                 Err(error) => return Some(Err(error)),
             }
         }
@@ -114,7 +114,7 @@ impl<'a> PinFuture<'a> {
         }
         let (wait_policy, process) = (WaitPolicy::Start, file.process);
         let request = PinRequest { position, len, wait_policy, process, was_missing: self.was_missing };
-        match file.pin_by(ReadOptions::default(), request) {
+        match file.pin_assured(ReadOptions::default(), request) {
             Ok(pinned) if pinned.is_empty() && len > 0 && self.tries == 1 => {
                 // Behind the end, as far as is known: a read finds out whether that is so.
                 self.state = PinState::Waiting(position, PagePresence::default());

@@ -22,6 +22,7 @@ use std::io::{self, SeekFrom};
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncSeek, AsyncWrite, ReadBuf};
 
@@ -33,17 +34,32 @@ use super::write::WriteOptions;
 use super::{File, ReadOptions};
 
 const COPIED_MAX: usize = 1 << 20;
+/// An answer that took longer may have lain there for a read that was dropped: the file is looked at again. A device that
+/// takes longer than this is given a multiple of it the next time.
+const ANSWER_AGE_MAX: Duration = Duration::from_secs(1);
+const ANSWER_AGE_GROWTH: u32 = 8;
 
 /// A [`File`] for code that wants tokio's [`AsyncRead`], [`AsyncWrite`] and [`AsyncSeek`], with the feature `tokio`.
 #[derive(Debug)]
 pub struct AsyncFile {
+    missing: Option<AwaitedPage>, // dropped first: no wait outlives the file
     file: File,
-    missing: Option<PagePresence>,
+    /// How long the next wait may last for its answer to be of now.
+    answer_age_max: Duration,
     writing: Option<Writing>,
     /// A seek that was begun while a write was under way: that says where the file ends, or where the position is.
     pending_seek: Option<SeekFrom>,
     /// How far from the end the position is to be.
     seeking: Option<(BlockingCall<u64>, i64)>,
+}
+
+/// A wait for the page at a position. The read that began it may have been dropped: then another read finds it, later
+/// or at another position.
+#[derive(Debug)]
+struct AwaitedPage {
+    position: u64,
+    begun: Instant,
+    presence: PagePresence,
 }
 
 #[derive(Debug)]
@@ -56,7 +72,8 @@ enum Writing {
 impl AsyncFile {
     /// `file`, at its position.
     pub fn new(file: File) -> Self {
-        Self { file, missing: None, writing: None, pending_seek: None, seeking: None }
+        let answer_age_max = ANSWER_AGE_MAX;
+        Self { missing: None, file, answer_age_max, writing: None, pending_seek: None, seeking: None }
     }
 
     /// The file.
@@ -141,29 +158,35 @@ impl AsyncFile {
     }
 
     fn poll_read_into(&mut self, buffer: &mut [u8], context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let position = self.position();
         let mut is_brought = false;
         loop {
-            let position = self.position();
-            if let Some(missing) = &mut self.missing {
-                let came = ready!(missing.poll(&self.file, position, context));
+            if let Some(awaited) = self.missing.as_mut().filter(|awaited| awaited.position == position) {
+                let came = ready!(awaited.presence.poll(&self.file, position, context));
+                let is_of_now = awaited.begun.elapsed() < self.answer_age_max;
                 self.missing = None;
-                if !came? {
+                is_brought = came? && is_of_now;
+                if !is_brought && is_of_now {
                     return Poll::Ready(Ok(0));
                 }
-                is_brought = true;
+                self.answer_age_max = if is_of_now {
+                    ANSWER_AGE_MAX
+                } else {
+                    self.answer_age_max.saturating_mul(ANSWER_AGE_GROWTH)
+                };
             }
             let read = match is_brought {
                 true => self.file.read_prefetched(buffer, position),
                 false => self.file.read_at_with(buffer, position, ReadOptions::new().nowait(true)),
             };
             match read {
-                Ok(0) => self.missing = Some(PagePresence::default()), // the end, or the file has grown
+                Ok(0) => {} // the end, or the file has grown
                 Ok(bytes) => return Poll::Ready(Ok(bytes)),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    self.missing = Some(PagePresence::default());
-                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(error) => return Poll::Ready(Err(error.into())),
             }
+            self.missing =
+                Some(AwaitedPage { position, begun: Instant::now(), presence: PagePresence::default() });
         }
     }
 }

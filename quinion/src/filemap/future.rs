@@ -141,7 +141,11 @@ impl Filemap {
             }
         };
         let PendingRead { read, is_probe, .. } = std::mem::take(progress);
-        let read = if is_probe { outcome.map(|()| read.done) } else { self.end_read(read, outcome) };
+        if is_probe {
+            // The stream has not passed the page: the call that it is for has not read it yet.
+            return Poll::Ready(outcome.map(|()| read.done));
+        }
+        let read = self.end_read(read, outcome);
         reader.end_drop_behind(position, *read.as_ref().unwrap_or(&0), LockWait::Wait);
         Poll::Ready(read)
     }

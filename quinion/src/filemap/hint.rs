@@ -160,6 +160,18 @@ fn insert_piece(submit_batch: &mut SubmitBatch<'_>, piece: &Range<PageIndex>) ->
     missing
 }
 
+/// Pages of a range of bytes that are not in the index.
+pub(super) fn missing_pages(mapping: &Mapping, bytes: Range<u64>) -> u64 {
+    let (mut at, end) = pages_touched(mapping, bytes.start, bytes.end.saturating_sub(bytes.start));
+    let mut pages = 0;
+    while at < end {
+        let piece_end = PageIndex(end.0.min(at.0 + PIECE_PAGES));
+        pages += missing(&mapping.lock(), at, piece_end);
+        at = piece_end;
+    }
+    pages
+}
+
 fn missing(guard: &MappingGuard<'_>, from: PageIndex, end: PageIndex) -> u64 {
     let (mut missing, mut at) = (0, from);
     while let Some((first, pages)) = guard.next_gap(at, end) {

@@ -31,6 +31,7 @@ use crate::mapping::{BatchEnd, Mapping, ReadBatch};
 use crate::sys::fork::ForkGuard;
 use crate::units::{Frame, PAGE_SIZE, PageIndex, met_end_within_page};
 
+use super::hint::missing_pages;
 use super::read::{FirstPage, ReadProgress};
 use super::shared::Filemap;
 use super::uncached::{ReadCall, Reader};
@@ -109,6 +110,19 @@ impl Filemap {
         Ok(pinned)
     }
 
+    /// Whether a pin of `bytes` fits beside the pins that there are, before anything is fetched for it. Returns how many
+    /// pages are missing: no other pin can have these.
+    pub fn check_pin(&self, mapping: &Mapping, bytes: Range<u64>) -> Result<u64, Error> {
+        let pages_max = self.bound().pinned_pages_max();
+        let reach = bytes.end.min(mapping.size()).saturating_sub(bytes.start);
+        let is_larger = reach > pages_max * PAGE_SIZE as u64;
+        let missing = if is_larger { pages_max } else { missing_pages(mapping, bytes) };
+        if is_larger || self.arena.pinned_pages() + missing > pages_max {
+            return Err(self.bound().too_much_pinned(reach));
+        }
+        Ok(missing)
+    }
+
     fn pin_known(self: &Arc<Self>, call: &ReadCall<'_>, request: PinRequest) -> Result<Pinned, Error> {
         let &ReadCall { mapping, reader, wait_policy } = call;
         let PinRequest { position, len, process, was_missing, .. } = request;
@@ -119,7 +133,7 @@ impl Filemap {
         }
         let mut pinned = Pinned::new(Arc::clone(&self.arena), process);
         let mut batch = ReadBatch::new();
-        let mut hit = !was_missing;
+        let (mut hit, mut is_checked) = (!was_missing, was_missing);
         while pinned.len() < len {
             let (at, rest) = (position + pinned.len() as u64, len - pinned.len());
             // The size, before the data is held; see `read_held`.
@@ -137,7 +151,11 @@ impl Filemap {
                 ReadyFolios::None(first) => {
                     hit = false;
                     // Pages fetched now are not counted as pinned yet.
-                    if self.arena.pinned_pages() >= pages_max {
+                    let fits = match std::mem::replace(&mut is_checked, true) {
+                        true => self.arena.pinned_pages() < pages_max,
+                        false => self.check_pin(mapping, at..at.saturating_add(rest as u64)).is_ok(),
+                    };
+                    if !fits {
                         drop(pinned); // the error counts the pins of others
                         return Err(self.bound().too_much_pinned(reach));
                     }

@@ -105,6 +105,7 @@ impl Filemap {
         let mut reading = ReadProgress { done: 0, hit: true, stopped: None };
         let outcome = self.read_on(call, position, to, &mut reading);
         self.counters.add(Count::Bytes, reading.done as u64);
+        call.reader.end_drop_behind(position, reading.done, call.wait_policy.locks());
         if reading.done > 0 { Ok(reading.done) } else { outcome.map(|()| 0) }
     }
 

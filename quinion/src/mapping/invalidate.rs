@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 
 use crate::arena::Flags;
 use crate::arena::dirty::BitTable;
-use crate::units::{Frame, Order, PageIndex};
+use crate::units::{FILE_BYTES_MAX, Frame, Order, PageIndex};
 use crate::xarray::{INDICES_MAX, Kind};
 
 use super::owner::{Mapping, MappingGuard};
@@ -48,7 +48,7 @@ impl Mapping {
         let unwritten = tree.unwritten();
         let keeps_clean = !unwritten.is_empty() && tree.keeps_clean();
         let kept_end = unwritten.last().map_or(0, |(_, end)| end.first_byte().min(self.size()));
-        let size = attributes.size.max(kept_end);
+        let size = attributes.size.min(FILE_BYTES_MAX).max(kept_end);
         self.record().size.fetch_min(size, Ordering::Relaxed);
         *version = attributes.version;
         self.reset_own_changes(all_ended);

@@ -26,7 +26,7 @@ use crate::mapping::{NODE_BITS, ShadowNodes};
 use crate::stats::{Count, Counters};
 use crate::sync::{LockWait, Rank, RankedGuard, RankedReadGuard, RankedRwLock, RankedWriteGuard};
 use crate::sys::fork::ForkGuard;
-use crate::units::{MappingId, PageIndex, pages_of_bytes};
+use crate::units::{FILE_BYTES_MAX, MappingId, PageIndex, pages_of_bytes};
 use crate::xarray::XArray;
 
 use super::backing::Backing;
@@ -78,14 +78,15 @@ impl Mapping {
         let NewMapping { arena, id, backend, attributes, process } = new;
         let index = FolioIndex::new(arena, id)?;
         let record = index.record();
-        record.size.store(attributes.size, Ordering::Relaxed);
+        let size = attributes.size.min(FILE_BYTES_MAX); // a backend may be wrong
+        record.size.store(size, Ordering::Relaxed);
         record.device.store(attributes.identity.device, Ordering::Relaxed);
         record.inode.store(attributes.identity.inode, Ordering::Relaxed);
         // Release, partner: the Acquire in `read_hits`: a thread that sees the number sees the rest.
         record.set_validation(Validation::Kernel);
         record.id.store(id.0, Ordering::Release);
         let writeback = WritebackState::default();
-        writeback.set_size_on_device(attributes.size);
+        writeback.set_size_on_device(size);
         Some(Self {
             index,
             backend: Mutex::new(backend),

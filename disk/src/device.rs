@@ -5,7 +5,7 @@
 //! reorder and refuse.
 
 use std::fmt;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{self, ErrorKind};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
@@ -83,6 +83,27 @@ impl FileDevice {
         Ok(device)
     }
 
+    /// Whether [`FileDevice::open`] could have the file, as far as that can be told while another process has it.
+    /// Changes nothing.
+    pub(crate) fn check(folder: &Path, bytes: u64) -> Result<(), DiskError> {
+        let path = folder.join(NAME);
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        match open(&path, flags, Mode::empty()) {
+            Ok(descriptor) => {
+                check_private(&descriptor, &path)?;
+                let device = Self { file: descriptor.into(), is_direct: false };
+                device.check_ours(&path)?;
+                device.check_space(&path, bytes).map(drop)
+            }
+            // It will be made. The folder is tried as well, if there is one.
+            Err(Errno::NOENT) => match File::open(folder) {
+                Ok(file) => Self { file, is_direct: false }.check_space(&path, bytes).map(drop),
+                Err(_) => Ok(()),
+            },
+            Err(error) => Err(failed("open", &path, error.into())),
+        }
+    }
+
     /// Whether it is read and written past the kernel's page cache.
     pub fn is_direct(&self) -> bool {
         self.is_direct
@@ -107,14 +128,17 @@ impl FileDevice {
         }
     }
 
-    fn take_space(&self, path: &Path, bytes: u64) -> Result<(), DiskError> {
+    /// Whether the disk has `bytes` bytes, those included that the file has already. Returns the file's attributes.
+    fn check_space(&self, path: &Path, bytes: u64) -> Result<Metadata, DiskError> {
         let before = self.file.metadata().map_err(|e| failed("look at", path, e))?;
         let free = fstatvfs(&self.file).map_err(|e| failed("look at the disk of", path, e.into()))?;
-        // The system would take all that is left before it found out, and other programs would have none.
         let can_have = free.f_bavail.saturating_mul(free.f_frsize).saturating_add(before.blocks() * 512);
-        if can_have < bytes {
-            return Err(DiskError::NoSpace { path: path.to_owned(), bytes });
-        }
+        if can_have < bytes { Err(DiskError::NoSpace { path: path.to_owned(), bytes }) } else { Ok(before) }
+    }
+
+    fn take_space(&self, path: &Path, bytes: u64) -> Result<(), DiskError> {
+        // The system would take all that is left before it found out, and other programs would have none.
+        let before = self.check_space(path, bytes)?;
         ftruncate(&self.file, bytes).map_err(|e| failed("size", path, e.into()))?;
         // A signal's handler may run meanwhile; some file systems then begin anew, and a timer may come each time.
         let take = || fallocate(&self.file, FallocateFlags::empty(), 0, bytes);

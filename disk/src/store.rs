@@ -111,12 +111,31 @@ impl DiskStore {
         options.check()?;
         let (folder, in_use_max, bytes) = (options.folder.clone(), options.in_use_max, options.file_bytes());
         let answer_max = in_use_max + options.opening_answer_max * SPACE_ANSWERS;
-        let asker = Asker { answer_max, on_start };
-        let failed = |source| DiskError::Io { action: "open", path: options.folder.clone(), source };
-        let opened =
-            asker.ask(move || FileDevice::open_within(in_use_max, &folder, bytes)).map_err(failed)?;
-        let device = opened.unwrap_or_else(|| Err(failed(asker.no_answer())))?;
+        let open = move || FileDevice::open_within(in_use_max, &folder, bytes);
+        let device = Self::ask(options, Asker { answer_max, on_start }, open)?;
         Self::start(Arc::new(device), options, on_start)
+    }
+
+    /// Whether [`DiskStore::open`] could open the store, as far as that can be told while another process has it: for a
+    /// process that is about to replace that one. Changes nothing.
+    ///
+    /// # Errors
+    /// As [`DiskStore::open`].
+    pub fn try_open(options: &DiskOptions) -> Result<(), DiskError> {
+        options.check()?;
+        let (folder, bytes) = (options.folder.clone(), options.file_bytes());
+        let asker = Asker { answer_max: options.opening_answer_max, on_start: || {} };
+        Self::ask(options, asker, move || FileDevice::check(&folder, bytes))
+    }
+
+    fn ask<T: Send + 'static>(
+        options: &DiskOptions,
+        asker: Asker,
+        ask: impl FnOnce() -> Result<T, DiskError> + Send + 'static,
+    ) -> Result<T, DiskError> {
+        let failed = |source| DiskError::Io { action: "open", path: options.folder.clone(), source };
+        let answer = asker.ask(ask).map_err(failed)?;
+        answer.unwrap_or_else(|| Err(failed(asker.no_answer())))
     }
 
     /// As [`DiskStore::open`], on a device of the caller's own, which has [`DiskOptions::bytes`] bytes, zeros at first.

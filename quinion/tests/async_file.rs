@@ -115,8 +115,8 @@ fn the_last_byte_of_an_uncached_file_is_read() {
     }
 }
 
-/// 1. Another process writes a file without end. 2. A reader whose handle looks at the file for each read waits for a
-/// page, which the next look forgets: it waits again, for ever.
+/// 1. Another process writes a file without end.
+/// 2. A reader whose handle looks at the file for each read waits for a page, which the next look forgets, for ever.
 #[test]
 fn a_file_that_is_written_without_end_is_read() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -144,8 +144,8 @@ fn a_file_that_is_written_without_end_is_read() {
     });
 }
 
-/// 1. A read waits for a page, and is dropped; the page arrives. 2. Another process writes the file. 3. The next read
-/// takes the page for the one that it waits for, and gives bytes of before the write.
+/// 1. A read waits for a page, and is dropped; the page arrives. Then another process writes the file.
+/// 2. The next read takes the page for the one that it waits for, and gives bytes of before the write.
 #[test]
 fn a_read_that_was_dropped_leaves_no_bytes_to_a_later_one() {
     let folder = tempfile::tempdir().expect("a folder");

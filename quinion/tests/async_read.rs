@@ -512,7 +512,8 @@ fn a_pin_that_fails_says_why_and_pins_nothing() {
     assert_eq!(cache.stats().pinned_bytes, 0);
 }
 
-/// 1. A pin of more than pins may keep is asked for. 2. Half a cache of it is fetched, and others' pages go. 3. It fails.
+/// 1. A pin of more than pins may keep is asked for.
+/// 2. Half a cache of it is fetched, and others' pages go. Then it fails.
 #[test]
 fn a_pin_that_is_refused_fetches_no_page() {
     let (cache, device) = (exact(), Device::new(4 * Cache::MEMORY_MIN));
@@ -532,7 +533,8 @@ fn a_pin_that_is_refused_fetches_no_page() {
     assert_eq!(file.pin(behind, len).unwrap().len(), len, "there is room for that");
 }
 
-/// 1. An uncached handle pins by a future. 2. That asks for the pages as a plain handle does, and they stay.
+/// D10: a folio pinned by an uncached handle is dropped when the pin is gone and the stream has passed it; also one
+/// that a future has pinned.
 #[test]
 fn d10_a_future_of_an_uncached_pin_leaves_nothing() {
     let (cache, device) = (exact(), Device::new(256 * PAGE));

@@ -23,6 +23,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, Shutdown,
@@ -45,18 +46,23 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    pub(super) fn of(socket: BorrowedFd<'_>) -> Self {
+    /// The peer of a connection; and why its process cannot be watched, if this process is short of something. (A peer
+    /// that ended already has no process to watch.)
+    pub(super) fn of(socket: BorrowedFd<'_>) -> (Self, Option<Errno>) {
         let pid = sys::process(socket).and_then(Pid::from_raw);
         let by_number = || {
-            let alive = pidfd_open(pid?, PidfdFlags::empty()).ok()?;
+            let Some(pid) = pid else { return Err(Errno::SRCH) };
+            let alive = pidfd_open(pid, PidfdFlags::empty())?;
             // If it ended before this open, the number may be another's by now; its connection has ended, too.
-            (!has_hung_up(socket)).then_some(alive)
+            if has_hung_up(socket) { Err(Errno::SRCH) } else { Ok(alive) }
         };
         let alive = match sys::descriptor(socket) {
             Err(libc::ENOPROTOOPT) => by_number(), // an older kernel
-            alive => alive.ok(),
+            alive => alive.map_err(Errno::from_raw_os_error),
         };
-        Self { pid, alive }
+        let is_short = |error: &Errno| matches!(*error, Errno::MFILE | Errno::NFILE | Errno::NOMEM);
+        let unknown = alive.as_ref().err().copied().filter(is_short);
+        (Self { pid, alive: alive.ok() }, unknown)
     }
 
     /// As another server knows it, by its number and by a descriptor of the process.
@@ -77,7 +83,7 @@ impl Peer {
     pub(super) fn kill(&self) -> bool {
         match self.alive() {
             Some(alive) => {
-                matches!(pidfd_send_signal(alive, Signal::KILL), Ok(()) | Err(rustix::io::Errno::SRCH))
+                matches!(pidfd_send_signal(alive, Signal::KILL), Ok(()) | Err(Errno::SRCH))
             }
             None => false,
         }
@@ -96,7 +102,7 @@ pub(super) fn wait_for(fd: BorrowedFd<'_>, what: PollFlags, until: Instant) -> b
         let seconds = i64::try_from(left.as_secs()).unwrap_or(i64::MAX);
         let at_most = Timespec { tv_sec: seconds, tv_nsec: left.subsec_nanos().into() };
         match poll(&mut [PollFd::from_borrowed_fd(fd, what)], Some(&at_most)) {
-            Err(rustix::io::Errno::INTR) => {}
+            Err(Errno::INTR) => {}
             ready => return ready.is_ok_and(|ready| ready > 0),
         }
     }
@@ -347,7 +353,7 @@ mod tests {
     #[test]
     fn the_peer_is_the_process_that_connected() {
         let (_theirs, ours) = UnixStream::pair().expect("a pair");
-        let peer = Peer::of(ours.as_fd());
+        let (peer, _) = Peer::of(ours.as_fd());
         assert_eq!(peer.process(), std::process::id());
     }
 }

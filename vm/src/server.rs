@@ -457,9 +457,16 @@ impl Server {
             self.shared.accept_rest();
         }
         self.shared.wake_worker();
+        let until = Instant::now() + ENDING;
         for worker in self.workers.drain(..) {
-            // It catches panics; should one come through, the others end all the same.
-            let _ = worker.join();
+            // One may wait for a disk that does not answer: its VM is dropped below, and it ends when it can.
+            while !worker.is_finished() && Instant::now() < until {
+                std::thread::sleep(SOON);
+            }
+            if worker.is_finished() {
+                // It catches panics; should one come through, the others end all the same.
+                let _ = worker.join();
+            }
         }
         self.shared.drop_all();
     }

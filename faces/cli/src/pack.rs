@@ -13,14 +13,17 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use quinion::Cache;
 use quinion_cli::sys::EndSignals;
+use quinion_vm::RestoreOptions;
 use quinion_vm::pack::{PackError, PackProgress, PackReport, PackRequest, VerifyReport, pack, verify};
+use quinion_vm::try_layers;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::progress::{BarPlace, Progress};
 use crate::report::{Form, Report, Value};
-use crate::size::bytes_of;
-use crate::{EXIT_FAILED, complain, complain_only};
+use crate::size::{Size, bytes_of};
+use crate::{EXIT_FAILED, build_cache, complain, complain_only};
 
 const MORE: &str = r#"How to use it:
   quinion pack --snapshot vm.mem --out monday.pack
@@ -110,7 +113,14 @@ fn request(arguments: &Arguments, snapshot: &Path, out: &Path) -> PackRequest {
     request
 }
 
+/// Refuses what `restore` would refuse when the pack is all there is: a snapshot that was cut, or is none.
+fn check_is_snapshot(layers: &[PathBuf]) -> Result<(), String> {
+    let cache = build_cache(Some(Size::Bytes(Cache::MEMORY_MIN)))?;
+    try_layers(&cache, layers, &RestoreOptions::new()).map(drop).map_err(|error| error.to_string())
+}
+
 fn packed(request: &PackRequest, form: Form, ending: &EndSignals) -> Result<ExitCode, String> {
+    check_is_snapshot(&request.layers)?;
     let mut shown = ShownProgress::new(&request.layers[0], ending);
     let report = pack(request, &mut |progress| shown.note(progress));
     drop(shown);

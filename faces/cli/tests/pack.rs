@@ -132,6 +132,10 @@ fn wrong_command_lines_are_refused_and_no_file_is_replaced_unasked() {
     folder.fails(&[snapshot, out], &["--level", "20"], 2, &["19"]);
     folder.fails(&[snapshot, out], &["--chunk", "100K"], 1, &["power of two"]);
     folder.fails(&[snapshot, out], &["--chunk", "8G"], 1, &["power of two"]);
+    // A pack of a snapshot that was cut would be all there is when the original is deleted.
+    fs::write(folder.path("cut"), vec![1; 100 * 4096 + 100]).unwrap();
+    folder.fails(&[("--snapshot", "cut"), out], &[], 1, &["it was cut", "copy it again"]);
+    fs::remove_file(folder.path("cut")).unwrap();
     assert_eq!(folder.names(), ["memory"]);
     folder.packs(&[snapshot, out], &["--chunk", "64K"]);
     let mode = fs::metadata(folder.path("pack")).unwrap().permissions().mode();

@@ -223,7 +223,7 @@ fn serve(
     let Waiting { runtime, mut signals } = waiting;
     // It fails only if there is one already.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let server = Rc::new(start(&config, claim)?);
+    let server = Rc::new(start(&config, claim, log)?);
     let restores = Rc::new(Restores::default());
     // After a replaced server has released its port.
     let monitor = config.metrics.map(|address| runtime.block_on(Monitor::at(address))).transpose()?;
@@ -329,30 +329,21 @@ async fn end_replaced(restores: &Restores, log: Log) -> Infallible {
     }
 }
 
-fn start(config: &Config, claim: NameClaim) -> Result<Server, String> {
+fn start(config: &Config, claim: NameClaim, log: Log) -> Result<Server, String> {
     stores::check_prefixes(&config.stores)?;
     restores::check(&config.restores)?;
     let opened = stores::open_all(&config.stores)?;
-    let mut builder = quinion::Cache::builder();
     if let Some(Bytes(memory)) = config.memory {
         check_memory(memory)?;
-        builder = builder.memory(memory);
     }
-    if let Some(disk) = &config.disk {
-        let mut options = quinion::DiskOptions::new(&disk.folder, disk.size.0);
-        if matches!(claim, NameClaim::Replacing) {
-            // Its name is this server's before it has written all that it had for the disk.
-            options = options.in_use_max(REPLACE_MAX);
-        }
-        builder = builder.disk(options);
-    }
+    let replaces = matches!(claim, NameClaim::Replacing);
     // After the stores are open and the rest was tried: an error of this server ends no other. And before the cache is
     // built: a replaced server has the disk tier until it ends.
-    if matches!(claim, NameClaim::Replacing) {
+    if replaces {
         try_out(config)?;
     }
     let socket = socket_of(config, claim)?;
-    let cache = builder.build().map_err(|error| error.to_string())?;
+    let cache = build_cache(config, replaces, log)?;
     let server = Server::builder(cache).revisions(true); // this process locks no files that clients have
     let server = config.clients.into_iter().fold(server, Builder::clients_max);
     let pin_percent = config.pin_percent.map(|share| share.0);
@@ -361,6 +352,30 @@ fn start(config: &Config, claim: NameClaim) -> Result<Server, String> {
         .into_iter()
         .fold(server, |server, (prefix, (store, options))| server.store(prefix, store, options));
     server.start_at(socket).map_err(|error| error.to_string())
+}
+
+/// The cache, with its disk tier. Where a server was replaced and the tier cannot be opened after all, the cache has
+/// none: else clients would have no server, for the other one has ended.
+fn build_cache(config: &Config, replaces: bool, log: Log) -> Result<quinion::Cache, String> {
+    let builder = || {
+        let builder = quinion::Cache::builder();
+        config.memory.iter().fold(builder, |builder, Bytes(memory)| builder.memory(*memory))
+    };
+    let Some(disk) = &config.disk else { return builder().build().map_err(|error| error.to_string()) };
+    let options = disk_options(disk);
+    // A replaced server's name is this one's before it has written all that it had for the disk.
+    let options = if replaces { options.in_use_max(REPLACE_MAX) } else { options };
+    match builder().disk(options).build() {
+        Err(error) if replaces => {
+            log.event("disk tier off", &[("why", &error.to_string())]);
+            builder().build().map_err(|error| error.to_string())
+        }
+        built => built.map_err(|error| error.to_string()),
+    }
+}
+
+fn disk_options(disk: &Disk) -> quinion::DiskOptions {
+    quinion::DiskOptions::new(&disk.folder, disk.size.0)
 }
 
 /// The library checks it as well, and speaks of bytes.
@@ -393,6 +408,7 @@ fn try_out(config: &Config) -> Result<(), String> {
             let remedy = "name a folder that this user can make and write to";
             format!("cannot use {} for the disk tier: {error}; {remedy}", disk.folder.display())
         })?;
+        quinion::Builder::try_disk(&disk_options(disk)).map_err(|error| error.to_string())?;
     }
     restores::try_out(&config.restores, &cache)?;
     drop(cache);

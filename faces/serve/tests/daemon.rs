@@ -435,13 +435,50 @@ fn a_server_whose_disk_folder_is_none_ends_no_other() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let file = folder.path().join("file");
     std::fs::write(&file, "").unwrap();
+    let foreign = folder.path().join("foreign");
+    DirBuilder::new().mode(0o700).create(&foreign).unwrap();
+    let mut options = File::options();
+    let mut letter =
+        options.write(true).create_new(true).mode(0o600).open(foreign.join("quinion.disk")).unwrap();
+    letter.write_all(b"a letter").unwrap();
     let mut first = Server::start(&mut serve(folder.path()));
-    let disk = format!("{}:16M", file.display());
+    for (tier, size, words) in [
+        (&file, "16M", ["cannot use", "; name a folder that this user"]),
+        (&foreign, "16M", ["cannot use", "not a disk tier of Quinion"]),
+        (&folder.path().join("new"), "1M", ["1048576 bytes", "16 MiB or more"]),
+        (&folder.path().join("new"), "60T", ["no such space", "ask for less"]),
+    ] {
+        let disk = format!("{}:{size}", tier.display());
+        let mut second = Server::spawn(serve(folder.path()).args(["--replace", "--disk", &disk]));
+        let event = second.event();
+        assert!(words.iter().all(|words| event.contains(words)), "{event}");
+        assert_eq!(second.process.ended(), Some(1));
+        assert!(first.process.0.try_wait().unwrap().is_none(), "{event}: the first has ended");
+    }
+}
+
+/// 1. A server has ended for another one, whose disk tier cannot be opened now, though it could before: here its file
+///    is written over meanwhile.
+/// 2. That one ended as well: there was no server.
+#[test]
+fn a_server_that_has_replaced_another_goes_on_without_its_disk() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let tier = folder.path().join("disk");
+    DirBuilder::new().mode(0o700).create(&tier).unwrap();
+    let mut options = File::options();
+    let mut file = options.write(true).create_new(true).mode(0o600).open(tier.join("quinion.disk")).unwrap();
+    flock(&file, FlockOperation::LockExclusive).unwrap();
+    let mut first = Server::start(&mut serve(folder.path()));
+    let disk = format!("{}:16M", tier.display());
     let mut second = Server::spawn(serve(folder.path()).args(["--replace", "--disk", &disk]));
-    let event = second.event();
-    assert!(event.contains("cannot use") && event.contains("; name a folder that this user"), "{event}");
-    assert_eq!(second.process.ended(), Some(1));
-    assert!(first.process.0.try_wait().unwrap().is_none(), "the first has ended");
+    assert_eq!(first.process.ended(), Some(0));
+    file.write_all(b"a letter").unwrap();
+    drop(file);
+    let events = [second.event(), second.event()];
+    assert!(events[0].contains("disk tier off") && events[1].contains("listening"), "{events:?}");
+    let path = folder.path().join("file");
+    std::fs::write(&path, data(3, 100_000)).unwrap();
+    assert_eq!(read(folder.path(), path.to_str().unwrap()), data(3, 100_000));
 }
 
 /// 1. A server is to be replaced by one whose snapshots of VMs cannot be served, which this machine can tell.

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use quinion_disk::DiskOptions;
+use quinion_disk::{DiskOptions, DiskStore};
 
 use crate::arena::{Arena, ArenaOptions, Reservation, Swap, default_memory};
 use crate::backend::{Backend, DiskTier, Engine, EngineOptions, Mechanism, WaitQueue};
@@ -180,6 +180,15 @@ impl Builder {
     pub fn disk(mut self, options: DiskOptions) -> Self {
         self.disk = Some(options);
         self
+    }
+    /// Whether [`Builder::disk`] could be had with these options, as far as that can be told while another process has
+    /// the folder: for a process that is about to replace that one. Changes nothing; blocks for the disk for some
+    /// seconds at most.
+    ///
+    /// # Errors
+    /// As those of [`Builder::build`] about the disk tier.
+    pub fn try_disk(options: &DiskOptions) -> Result<()> {
+        DiskStore::try_open(options).map_err(|error| Repr::Build(Box::new(error)).into())
     }
     /// Whether a sample of the pages that are read is followed, for [`Cache::miss_ratio_curve`]. The default is not,
     /// and then it costs nothing. If so, reads in one call do not go side by side, and each read costs a hash for

@@ -422,8 +422,8 @@ impl File {
         if options.nowait || options.cached_only {
             return Poll::Ready(self.read_at_with(buffer, position, options));
         }
-        // Once: what comes after is of then or later, and a look may forget the page that was waited for. The call that a
-        // probe waits for has looked.
+        // Once: what comes after is of then or later, and a look may forget the page that was waited for. The call that
+        // a probe waits for has looked.
         if !progress.has_begun() && !progress.is_probe() {
             self.assure()?;
         }

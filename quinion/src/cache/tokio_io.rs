@@ -34,8 +34,8 @@ use super::write::WriteOptions;
 use super::{File, ReadOptions};
 
 const COPIED_MAX: usize = 1 << 20;
-/// An answer that took longer may have lain there for a read that was dropped: the file is looked at again. A device that
-/// takes longer than this is given a multiple of it the next time.
+/// An answer that took longer may have lain there for a read that was dropped: the file is looked at again. A device
+/// that takes longer than this is given a multiple of it the next time.
 const ANSWER_AGE_MAX: Duration = Duration::from_secs(1);
 const ANSWER_AGE_GROWTH: u32 = 8;
 

@@ -110,8 +110,8 @@ impl Filemap {
         Ok(pinned)
     }
 
-    /// Whether a pin of `bytes` fits beside the pins that there are, before anything is fetched for it. Returns how many
-    /// pages are missing: no other pin can have these.
+    /// Whether a pin of `bytes` fits beside the pins that there are, before anything is fetched for it. Returns how
+    /// many pages are missing: no other pin can have these.
     pub fn check_pin(&self, mapping: &Mapping, bytes: Range<u64>) -> Result<u64, Error> {
         let pages_max = self.bound().pinned_pages_max();
         let reach = bytes.end.min(mapping.size()).saturating_sub(bytes.start);

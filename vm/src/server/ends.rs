@@ -101,12 +101,13 @@ impl Shared {
         let _ = say(connection.socket.as_fd(), &refusal(&why), None);
         // Its end is then not taken for one of its own, whichever thread notices it first.
         connection.place().is_given_up = true;
-        let killed = self.options.on_failure == OnFailure::Kill && connection.peer.kill();
+        // Counted before it can end: another thread then forgets the connection, and the server may end.
         {
             let mut table = self.table();
             table.vms_given_up += 1;
             table.note_vm(connection.number);
         }
+        let killed = self.options.on_failure == OnFailure::Kill && connection.peer.kill();
         let (vm, process) = (connection.number, connection.peer.process());
         self.tell(&Event::GivenUp { vm, process, why, killed });
         if killed {
@@ -134,6 +135,23 @@ impl Shared {
         self.tell(&Event::Refused { process: connection.peer.process(), why });
     }
 
+    /// At the server's end, of a connection that another thread has had for all that time: that waits in the kernel, as
+    /// for a disk that does not answer, and its peer may have handed over its memory. The thread closes the userfaultfd
+    /// when it goes on.
+    fn leave_taken(&self, connection: &Connection) {
+        let may_be_vm = {
+            let mut place = connection.place();
+            let stage = std::mem::replace(&mut place.stage, ConnectionState::Over);
+            !matches!(stage, ConnectionState::Over) && !place.is_given_up
+        };
+        if may_be_vm {
+            let (vm, process) = (connection.number, connection.peer.process());
+            let killed = self.options.on_failure == OnFailure::Kill && connection.peer.kill();
+            self.tell(&Event::Dropped { vm, process, killed });
+        }
+        self.forget(connection);
+    }
+
     pub(super) fn drop_all(&self) {
         let until = Instant::now() + ENDING;
         while self.table().accepting > 0 && Instant::now() < until {
@@ -155,9 +173,7 @@ impl Shared {
         let mut kept = Vec::new();
         for connection in all {
             let Some(stage) = connection.take(Kind::Faults) else {
-                // Its thread waits in the kernel, or had nothing to keep.
-                connection.place().stage = ConnectionState::Over;
-                self.forget(&connection);
+                self.leave_taken(&connection);
                 continue;
             };
             let (is_vm, stage) = match stage {

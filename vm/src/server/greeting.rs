@@ -21,11 +21,11 @@ use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags};
 
 use super::connection::{Connection, ConnectionSlot, ConnectionState, HeldUffds, Kind, token};
-use super::{DYING, GRACE, LISTENER, ONCE, REFUSED_MAX, SHORT_OF_DESCRIPTORS, SOON, SWEEP, Shared};
+use super::{DYING, ENDING, GRACE, LISTENER, ONCE, REFUSED_MAX, SHORT_OF_DESCRIPTORS, SOON, SWEEP, Shared};
 use crate::message::{BadMessage, DESCRIPTORS_MAX, ParseStep, VmmRegion, check, offer};
 use crate::peer::{Handshake, Peer, drain, has_one_ended, say, wait_for};
 use crate::vm::{Source, Vm};
-use crate::{Event, PeerError};
+use crate::{Event, OnFailure, PeerError};
 use quinion::internals::sync::contained;
 use quinion::internals::sys::signal;
 use quinion::internals::units::PAGE_SIZE;
@@ -141,30 +141,39 @@ impl Shared {
     pub(super) fn accept_rest(self: &Arc<Self>) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let _ = rustix::net::shutdown(&self.listener, Shutdown::Both);
+        let until = Instant::now() + ENDING;
         loop {
             let socket = match rustix::net::accept_with(&self.listener, flags) {
                 Ok(socket) => socket,
                 Err(Errno::INTR | Errno::CONNABORTED) => continue,
                 Err(Errno::AGAIN | Errno::INVAL) => return, // none is left
+                // Connections that end make room.
+                Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) if Instant::now() < until => {
+                    std::thread::sleep(SOON);
+                    continue;
+                }
                 Err(error) => return self.tell(&Event::CannotAccept(error.into())),
             };
             let Some((connection, wrong)) = self.identify_peer(socket) else { return };
             self.table().threads += 1;
             let counted = PeerThread(Arc::downgrade(self));
             let thread = std::thread::Builder::new().name("quinion-peer".to_owned());
+            let peer = Arc::clone(&connection);
             let started = thread.spawn(move || {
                 signal::block_all();
                 greet(&counted.0, connection, wrong);
                 drop(counted);
             });
             if let Err(error) = started {
+                // Its memory may have come with it, unread.
+                let _ = self.options.on_failure == OnFailure::Kill && peer.peer.kill();
                 self.tell(&Event::CannotAccept(error));
             }
         }
     }
 
     fn identify_peer(&self, socket: OwnedFd) -> Option<(Arc<Connection>, Option<PeerError>)> {
-        let (peer, vms_max) = (Peer::of(socket.as_fd()), self.options.vms_max);
+        let ((peer, unknown), vms_max) = (Peer::of(socket.as_fd()), self.options.vms_max);
         let mut table = self.table();
         if table.is_closed {
             return None;
@@ -187,7 +196,8 @@ impl Shared {
         table.connections.insert(number, Arc::clone(&connection));
         drop(table);
         let wrong = if has_capacity {
-            self.watch_peer(&connection).err().map(|error| PeerError::Socket(error.into()))
+            let watched = unknown.map_or_else(|| self.watch_peer(&connection), Err);
+            watched.err().map(|error| PeerError::Socket(error.into()))
         } else {
             Some(PeerError::TooMany(vms_max))
         };

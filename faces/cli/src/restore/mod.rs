@@ -396,7 +396,7 @@ fn start(arguments: &Arguments, signals: Arc<OwnedFd>, bar: &ProgressBar) -> Res
     options.observer = Some(Arc::new(move |event: &Event| say(&bar, &event.to_string())));
     Server::start_layers(&cache, &layers, &arguments.socket, options).map_err(|error| {
         match error.kind() {
-            quinion::ErrorKind::NoMemory => no_room(arguments, &cache),
+            quinion::ErrorKind::NoMemory => no_room(arguments, &layers, &cache),
             _ => None,
         }
         .unwrap_or_else(|| error.to_string())
@@ -404,8 +404,8 @@ fn start(arguments: &Arguments, signals: Arc<OwnedFd>, bar: &ProgressBar) -> Res
 }
 
 /// Why a snapshot that VMMs should map does not fit, in the units of the command line; `None` if it does.
-fn no_room(arguments: &Arguments, cache: &quinion::Cache) -> Option<String> {
-    let image = std::fs::metadata(&arguments.snapshot).ok()?.len();
+fn no_room(arguments: &Arguments, layers: &[PathBuf], cache: &quinion::Cache) -> Option<String> {
+    let image = identify_layers(cache, layers).ok()?.bytes;
     let (memory, wanted) = (cache.stats().memory_bytes, image + image / 32 + 2 * quinion::Cache::MEMORY_MIN);
     (arguments.minor && image + quinion::Cache::MEMORY_MIN > memory).then(|| {
         format!(

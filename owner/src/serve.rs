@@ -267,6 +267,7 @@ pub struct Service {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
     ends: ThreadEnds,
+    is_closed: bool,
     process: ForkGuard,
 }
 
@@ -320,7 +321,8 @@ impl Service {
         shared.viewers.control().set_attach_policy(shared.owner.attach_policy());
         shared.workers.keep(workers.max(1));
         let ends = ThreadEnds::default();
-        let mut service = Self { shared, threads: Vec::new(), ends, process: ForkGuard::new() };
+        let mut service =
+            Self { shared, threads: Vec::new(), ends, is_closed: false, process: ForkGuard::new() };
         // If the event loop cannot be started, the drop of `service` stops the worker. More are started when needed.
         service.shared.start_worker()?;
         service.threads.push(spawn(
@@ -417,7 +419,7 @@ impl Service {
     }
 
     fn close(&mut self) {
-        if self.process.is_forked() || self.threads.is_empty() {
+        if self.process.is_forked() || std::mem::replace(&mut self.is_closed, true) {
             return; // neither the control file nor the threads are this process's; or all has ended
         }
         let control = self.shared.viewers.control();

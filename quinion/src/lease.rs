@@ -95,7 +95,7 @@ pub enum NoLease {
     #[error("no thread can be started that waits for the lease's end; allow this process two more")]
     NoThread,
     /// The system refused for another reason, by this error number.
-    #[error("the system refused: {}", io::Error::from_raw_os_error(*.0))]
+    #[error("the system refused a lease on it: {}; see the kernel's log", io::Error::from_raw_os_error(*.0))]
     System(i32),
 }
 

@@ -107,7 +107,8 @@ const UNSAFE_FILES: &[&str] = &[
 ];
 
 /// The documents of the product beside the guides in `docs`.
-const DOCUMENTS: [&str; 4] = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md"];
+const DOCUMENTS: [&str; 5] =
+    ["README.md", "ARCHITECTURE.md", "BENCHMARKS.md", "CONTRIBUTING.md", "SECURITY.md"];
 
 #[derive(Clone, PartialEq, Eq)]
 struct Complaint {

@@ -29,7 +29,7 @@ use crate::run_numbers::{KeptRunNumbers, RunReport, counted, words};
 use crate::{Intercept, RunEnd};
 
 /// Fewer bytes than that are few.
-const FEW_BYTES: u64 = 1 << 20;
+const FEW_BYTES: u64 = 64 << 10;
 /// A file that is served at once pays for the request after so many reads of it.
 const PAYS_AFTER_READS: u64 = 32;
 const SIZES_MAX: Duration = Duration::from_millis(200);

@@ -394,11 +394,11 @@ fn builder(memory: Option<Size>) -> Result<quinion::Builder, String> {
             "--memory is {} and too small: a cache needs at least {}; a number without a unit is in bytes, so write a \
              unit, such as 256M",
             if bytes == 1 { "1 byte".to_owned() } else { format!("{bytes} bytes") },
-            Size::Bytes(min)
+            size.rounded_up(min)
         ));
     }
     if bytes < min {
-        return Err(format!("--memory {size} is too small: a cache needs at least {}", Size::Bytes(min)));
+        return Err(format!("--memory {size} is too small: a cache needs at least {}", size.rounded_up(min)));
     }
     if bytes > max {
         return Err(format!(

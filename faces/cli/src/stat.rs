@@ -26,7 +26,7 @@ use crate::{EXIT_FAILED, build_cache, complain};
 use quinion_cli::output::{EXIT_BROKEN_PIPE, EXIT_NOT_UNDERSTOOD};
 use quinion_cli::sys::{self, Residency};
 
-/// Show what files are to the cache, and how much of them the kernel keeps.
+/// Show the identity, size and version of files as a cache knows them, and how much of each the kernel's cache holds.
 #[derive(clap::Args, Debug)]
 pub struct Arguments {
     /// Print one line of JSON for each file.

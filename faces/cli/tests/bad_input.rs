@@ -222,6 +222,7 @@ fn memory_that_cannot_be_had() {
             output(if command.len() > 1 { all.arg("cat").arg(&path) } else { all.arg(&path) })
         };
         assert_complains(&with("1M"), 1, &["--memory 1M is too small: a cache needs at least 16M"]);
+        assert_complains(&with("4MB"), 1, &["--memory 4MB is too small: a cache needs at least 17MB"]);
         assert_complains(&with("0"), 1, &["memory"]);
         assert_complains(
             &with("1.5"),

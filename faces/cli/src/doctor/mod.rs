@@ -33,7 +33,7 @@ use quinion_run::quoted;
 use crate::report::{Form, Report, Value};
 use crate::{EXIT_NOT_SERVED, complain};
 
-/// Check what `run` and the caches can do on this machine, and what of PROGRAM can be served.
+/// Check which features of `run` and of the caches this machine has, and which reads of PROGRAM can be served.
 #[derive(clap::Args, Debug)]
 pub struct Arguments {
     /// Print one line of JSON.

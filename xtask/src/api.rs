@@ -1,7 +1,7 @@
 //! Api: the libraries' public interfaces, beside what is recorded of them.
 //!
 //! ```text
-//!   cargo doc -p quinion --features tokio --target-dir target/api
+//!   cargo doc --no-deps -p quinion .. --features quinion/tokio ..      the libraries' documentation, without warnings
 //!     struct.File.html    its declaration, the headers of its methods, the traits that it implements
 //!   quinion/public-api.txt     a line for each, which a change of the interface has to change too
 //! ```
@@ -11,36 +11,34 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use crate::step::{Action, Failure, Step};
-use crate::tools::{cargo, repository, rustc_line};
+use crate::tools::{cargo, repository, rustc_line, target_folder, with};
 
 struct Library {
     package: &'static str,
     name: &'static str,
     folder: &'static str,
-    features: &'static str,
 }
 
 const LIBRARIES: [Library; 6] = [
-    Library { package: "quinion", name: "quinion", folder: "quinion", features: "--features tokio" },
-    Library { package: "quinion-owner", name: "quinion_owner", folder: "owner", features: "" },
-    Library { package: "quinion-disk", name: "quinion_disk", folder: "disk", features: "" },
-    Library {
-        package: "quinion-object",
-        name: "quinion_object",
-        folder: "object",
-        features: "--features http",
-    },
-    Library { package: "quinion-service", name: "quinion_service", folder: "service", features: "" },
-    Library { package: "quinion-vm", name: "quinion_vm", folder: "vm", features: "--features pack" },
+    Library { package: "quinion", name: "quinion", folder: "quinion" },
+    Library { package: "quinion-owner", name: "quinion_owner", folder: "owner" },
+    Library { package: "quinion-disk", name: "quinion_disk", folder: "disk" },
+    Library { package: "quinion-object", name: "quinion_object", folder: "object" },
+    Library { package: "quinion-service", name: "quinion_service", folder: "service" },
+    Library { package: "quinion-vm", name: "quinion_vm", folder: "vm" },
 ];
+/// Documents these, and what else is used as a library.
+const DOCUMENT: &str = "doc --no-deps -p quinion -p quinion-view -p quinion-disk -p quinion-owner -p quinion-object \
+                        -p quinion-service -p quinion-vm -p quinion-run --lib \
+                        --features quinion/tokio,quinion-object/http,quinion-vm/pack";
 
 const HEAD: &str = "\
 # The public interface of this library: `cargo xtask record-api` writes this file, `cargo xtask test api` compares.
 # As the documentation of this compiler shows it:
 ";
-const FOLDER: &str = "target/api";
 /// Kinds of pages that show something of the interface, by their prefixes.
 const KINDS: [&str; 8] = ["struct.", "enum.", "trait.", "fn.", "type.", "constant.", "macro.", "union."];
 
@@ -59,7 +57,27 @@ pub fn step() -> Step {
     }
 }
 
+/// Builds the documentation anew, once in a run of this program.
+pub fn document() -> Result<(), Failure> {
+    static IS_DONE: OnceLock<()> = OnceLock::new();
+    if IS_DONE.get().is_some() {
+        return Ok(());
+    }
+    // Else pages of what is no longer public would be read, too.
+    for library in &LIBRARIES {
+        let _ = fs::remove_dir_all(library.pages());
+    }
+    let status = with("RUSTDOCFLAGS", "-D warnings", cargo(DOCUMENT)).status();
+    let status = status.map_err(|error| Failure::new(format!("cargo cannot be run: {error}")))?;
+    if !status.success() {
+        return Err(Failure::new(format!("the documentation cannot be built: {status}")));
+    }
+    let _ = IS_DONE.set(());
+    Ok(())
+}
+
 pub fn record() -> Result<(), Failure> {
+    document()?;
     for library in &LIBRARIES {
         let (text, file) = (library.interface()?, library.record());
         fs::write(&file, text).map_err(|error| failed(&file, &error))?;
@@ -68,6 +86,7 @@ pub fn record() -> Result<(), Failure> {
 }
 
 fn compare() -> Result<(), Failure> {
+    document()?;
     let mut changed = 0;
     for library in &LIBRARIES {
         let file = library.record();
@@ -109,18 +128,12 @@ impl Library {
         repository().join(self.folder).join("public-api.txt")
     }
 
+    fn pages(&self) -> PathBuf {
+        target_folder().join("doc").join(self.name)
+    }
+
     fn interface(&self) -> Result<String, Failure> {
-        let root = repository().join(FOLDER).join("doc").join(self.name);
-        // Else pages of what is no longer public would be read, too.
-        let _ = fs::remove_dir_all(&root);
-        let Self { package, features, .. } = self;
-        let mut command =
-            cargo(&format!("doc --quiet --no-deps -p {package} --lib {features} --target-dir {FOLDER}"));
-        let status =
-            command.status().map_err(|error| Failure::new(format!("cargo cannot be run: {error}")))?;
-        if !status.success() {
-            return Err(Failure::new(format!("the documentation of {package} cannot be built: {status}")));
-        }
+        let root = self.pages();
         let mut text = format!("{HEAD}{}\n", compiler());
         for path in pages(&root)? {
             let page = fs::read_to_string(&path).map_err(|error| failed(&path, &error))?;

@@ -90,19 +90,8 @@ pub fn test() -> Vec<Step> {
         apart("sqlite", "faces/sqlite", "clippy --all-targets -- -D warnings"),
         apart("sqlite-tests", "faces/sqlite", "test --no-fail-fast")
             .leaving(repository().join("faces/sqlite/target")),
-        Step::new(
-            "docs",
-            Action::Run(with(
-                "RUSTDOCFLAGS",
-                "-D warnings",
-                cargo(
-                    "doc --no-deps -p quinion -p quinion-view -p quinion-disk -p quinion-owner -p quinion-object \
-                     -p quinion-service -p quinion-vm -p quinion-run --lib \
-                     --features quinion/tokio,quinion-object/http,quinion-vm/pack",
-                ),
-            )),
-        ),
-        api::step().leaving(repository().join("target/api")),
+        Step::new("docs", Action::Call(api::document)),
+        api::step(),
         Step::new("no-std", Action::Run(cargo("check -p quinion-view"))),
         Step::new("no-pack", Action::Run(cargo("clippy -p quinion-vm -- -D warnings"))),
         Step::new(

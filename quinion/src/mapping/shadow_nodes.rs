@@ -11,8 +11,8 @@
 //! ```
 //!
 //! A tree reports under its own lock when one of its nodes begins or ceases to hold shadows only
-//! ([`Slab::shadow_only`](crate::xarray::Slab::shadow_only)); the list's lock is taken under that one. A thread that
-//! wants to forget the oldest nodes needs the two in the other order. So it asks the list whose they are
+//! ([`NodeSlab::shadow_only`](crate::xarray::NodeSlab::shadow_only)); the list's lock is taken under that one. A thread
+//! that wants to forget the oldest nodes needs the two in the other order. So it asks the list whose they are
 //! ([`ShadowNodes::owners`]), releases it, locks one of these trees and asks again for a node of just that tree
 //! ([`ShadowNodes::oldest_of`]).
 //!

@@ -191,7 +191,7 @@ impl<S: NodeSlab, const BITS: u32> XArray<'_, S, BITS> {
 
     /// Drops all shadows of a node that holds nothing else, and the node, without a look at them; see
     /// [`shadows_in`](XArray::shadows_in). `node` is one of this tree, of which the slab was told that it [became
-    /// shadow-only](Slab::shadow_only), and not yet that it ceased.
+    /// shadow-only](NodeSlab::shadow_only), and not yet that it ceased.
     pub fn forget(&mut self, number: u32) -> ForgetOutcome {
         let node = self.node(number);
         if !node.is_shadow_only() {

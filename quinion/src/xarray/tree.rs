@@ -17,9 +17,9 @@ pub const INDICES_MAX: u64 = 1 << 52;
 
 /// Supplies nodes, and knows how large a folio is.
 pub trait NodeSlab {
-    /// The slots of a node, 2^BITS of them. `node` is one that [`alloc`](Slab::alloc) gave.
+    /// The slots of a node, 2^BITS of them. `node` is one that [`alloc`](NodeSlab::alloc) gave.
     fn slots(&self, node: u32) -> &[AtomicU32];
-    /// The writer's bookkeeping of a node that [`alloc`](Slab::alloc) gave.
+    /// The writer's bookkeeping of a node that [`alloc`](NodeSlab::alloc) gave.
     fn head(&self, node: u32) -> &Head;
     /// A node, or `None` if there is none. Never waits and never reclaims. The number is below 2^30; the
     /// content is arbitrary, the tree initialises all but the allocator's words.

@@ -68,34 +68,50 @@ impl FileDevice {
     }
 
     /// As [`FileDevice::open`], but waits for so long at most for another process to end.
-    pub(crate) fn open_within(in_use_max: Duration, folder: &Path, bytes: u64) -> Result<Self, DiskError> {
+    fn open_within(in_use_max: Duration, folder: &Path, bytes: u64) -> Result<Self, DiskError> {
+        Self::open_in(folder)?.locked(folder, in_use_max)?.with_space(folder, bytes)
+    }
+
+    /// 1: opens or makes the file. Blocks for the disk.
+    pub(crate) fn open_in(folder: &Path) -> Result<Self, DiskError> {
         let path = folder.join(NAME);
         make_folder(folder).map_err(|source| failed("make the folder of", &path, source))?;
-        let (descriptor, is_direct) = open_file(&path).map_err(|e| failed("open", &path, e.into()))?;
+        let (descriptor, is_direct) =
+            open_file(&path, OFlags::CREATE).map_err(|e| failed("open", &path, e.into()))?;
         check_private(&descriptor, &path)?;
-        match lock(&descriptor, in_use_max) {
+        Ok(Self { file: descriptor.into(), is_direct })
+    }
+
+    /// 2: waits for another process to end, and reads the first page.
+    pub(crate) fn locked(self, folder: &Path, in_use_max: Duration) -> Result<Self, DiskError> {
+        let path = folder.join(NAME);
+        match lock(&self.file, in_use_max) {
             Err(Errno::WOULDBLOCK) => return Err(DiskError::InUse { folder: folder.to_owned() }),
             locked => locked.map_err(|e| failed("lock", &path, e.into()))?,
         }
-        let device = Self { file: descriptor.into(), is_direct };
-        device.check_ours(&path)?;
-        device.take_space(&path, bytes)?;
-        Ok(device)
+        self.check_ours(&path)?;
+        Ok(self)
+    }
+
+    /// 3: takes the space, which some file systems write.
+    pub(crate) fn with_space(self, folder: &Path, bytes: u64) -> Result<Self, DiskError> {
+        self.take_space(&folder.join(NAME), bytes)?;
+        Ok(self)
     }
 
     /// Whether [`FileDevice::open`] could have the file, as far as that can be told while another process has it.
     /// Changes nothing.
     pub(crate) fn check(folder: &Path, bytes: u64) -> Result<(), DiskError> {
         let path = folder.join(NAME);
-        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-        match open(&path, flags, Mode::empty()) {
-            Ok(descriptor) => {
+        // Past the kernel's cache: it may have the page of a disk that does not answer.
+        match open_file(&path, OFlags::empty()) {
+            Ok((descriptor, is_direct)) => {
                 check_private(&descriptor, &path)?;
-                let device = Self { file: descriptor.into(), is_direct: false };
+                let device = Self { file: descriptor.into(), is_direct };
                 device.check_ours(&path)?;
                 device.check_space(&path, bytes).map(drop)
             }
-            // It will be made. The folder is tried as well, if there is one.
+            // It will be made. The folder's disk is asked, if there is a folder.
             Err(Errno::NOENT) => match File::open(folder) {
                 Ok(file) => Self { file, is_direct: false }.check_space(&path, bytes).map(drop),
                 Err(_) => Ok(()),
@@ -174,8 +190,8 @@ fn make_folder(folder: &Path) -> io::Result<()> {
     }
 }
 
-fn open_file(path: &Path) -> Result<(OwnedFd, bool), Errno> {
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+fn open_file(path: &Path, create: OFlags) -> Result<(OwnedFd, bool), Errno> {
+    let flags = OFlags::RDWR | create | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let open_with = |more| open(path, flags | more, Mode::RUSR | Mode::WUSR);
     match open_with(OFlags::DIRECT) {
         Err(Errno::INVAL) => Ok((open_with(OFlags::empty())?, false)),
@@ -184,7 +200,7 @@ fn open_file(path: &Path) -> Result<(OwnedFd, bool), Errno> {
 }
 
 /// Locks the file against a second process, and against a second store in this one.
-fn lock(file: &OwnedFd, in_use_max: Duration) -> Result<(), Errno> {
+fn lock(file: &File, in_use_max: Duration) -> Result<(), Errno> {
     let begun = Instant::now();
     loop {
         match flock(file, FlockOperation::NonBlockingLockExclusive) {

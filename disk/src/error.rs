@@ -118,6 +118,6 @@ impl fmt::Display for DiskTrouble {
             f,
             "the disk tier is off because its disk failed to {action}: {error}; nothing is lost, and "
         )?;
-        f.write_str("the disk is tried again some minutes after it has answered")
+        f.write_str("the disk is tried again after a pause, once it has answered")
     }
 }

@@ -97,13 +97,13 @@ fn read_or_make_superblock(device: &dyn Device) -> Result<u64, DiskError> {
     Ok(made.store)
 }
 
-/// The tables of a store's segments, the newest first, without those that cannot be read.
+/// The tables of a store's segments, the newest first, without those that cannot be read; and whether these are all.
 pub fn read_tables(
     asker: Asker,
     device: &Arc<dyn Device>,
     store: u64,
     segments: u32,
-) -> Result<Vec<(u32, Table)>, DiskError> {
+) -> Result<(Vec<(u32, Table)>, bool), DiskError> {
     let each = segments.div_ceil(THREADS);
     let (answers, received) = channel();
     for thread in 0..THREADS {
@@ -122,17 +122,20 @@ pub fn read_tables(
     }
     drop(answers);
     let (mut found, mut refused, begun) = (Vec::new(), 0, Instant::now());
-    while begun.elapsed() < TABLES_MAX {
+    let are_read = loop {
+        if begun.elapsed() >= TABLES_MAX {
+            break false;
+        }
         match asker.receive(&received) {
             Ok(Ok(table)) => found.extend(table),
             Ok(Err(_)) if refused < READ_ERRORS_MAX => refused += 1,
             Ok(Err(error)) => return Err(failed("read the tables of")(error)),
             Err(RecvTimeoutError::Timeout) => return Err(failed("read the tables of")(asker.no_answer())),
-            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Disconnected) => break true,
         }
-    }
+    };
     found.sort_unstable_by_key(|(_, table)| std::cmp::Reverse(table.sequence));
-    Ok(found)
+    Ok((found, are_read && refused == 0))
 }
 
 /// `None`: the segment has no table of this store that is whole.

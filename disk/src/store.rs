@@ -110,14 +110,21 @@ impl DiskStore {
     pub fn open_with(options: &DiskOptions, on_start: fn()) -> Result<Self, DiskError> {
         options.check()?;
         let (folder, in_use_max, bytes) = (options.folder.clone(), options.in_use_max, options.file_bytes());
-        let answer_max = in_use_max + options.opening_answer_max * SPACE_ANSWERS;
-        let open = move || FileDevice::open_within(in_use_max, &folder, bytes);
-        let device = Self::ask(options, Asker { answer_max, on_start }, open)?;
+        let answer_max = options.opening_answer_max;
+        let within = |answer_max| Asker { answer_max, on_start };
+        let path = folder.clone();
+        let device = Self::ask(options, within(answer_max), move || FileDevice::open_in(&path))?;
+        let path = folder.clone();
+        let lock = move || device.locked(&path, in_use_max);
+        let device = Self::ask(options, within(in_use_max + answer_max), lock)?;
+        let take_space = move || device.with_space(&folder, bytes);
+        let device = Self::ask(options, within(answer_max * SPACE_ANSWERS), take_space)?;
         Self::start(Arc::new(device), options, on_start)
     }
 
     /// Whether [`DiskStore::open`] could open the store, as far as that can be told while another process has it: for a
-    /// process that is about to replace that one. Changes nothing.
+    /// process that is about to replace that one. Changes nothing, and so does not find out whether the file and its
+    /// folder can be made.
     ///
     /// # Errors
     /// As [`DiskStore::open`].
@@ -151,11 +158,14 @@ impl DiskStore {
         let segments = options.segments();
         let asker = Asker { answer_max: options.opening_answer_max, on_start };
         let store = read_superblock(asker, &device)?;
-        let found = read_tables(asker, &device, store, segments)?;
+        let (found, are_all) = read_tables(asker, &device, store, segments)?;
         let mut index = Index::new(segments);
         let (mut next, mut sequence) = (0, 0);
         if let Some((segment, table)) = found.first() {
             (next, sequence) = ((segment + 1) % segments, table.sequence);
+        }
+        if !are_all {
+            sequence += u64::from(segments); // no number that an unread table may have is given again
         }
         for (segment, table) in &found {
             for entry in &table.entries {
@@ -439,6 +449,7 @@ impl Shared {
                 let error = self.no_answer();
                 Counters::add(&self.counters.errors, 1);
                 self.leave_alone("read", &error);
+                self.forget(key, run); // else the same page would be asked for when the disk is used again
                 return Err(Missed::Failed(error));
             };
             to = answer.buffer;
@@ -670,6 +681,9 @@ impl Writer {
     }
 
     fn put_again(&self, kept: &[KeptPages]) {
+        if self.shared.is_off() {
+            return;
+        }
         for KeptPages { key, page, bytes } in kept {
             if self.shared.stage(key, *page, bytes) {
                 Counters::add(&self.shared.counters.kept_pages, (bytes.len() / PAGE_BYTES) as u64);

@@ -16,7 +16,7 @@
 //!
 //! Each worker waits for all of it by itself, so between a fault and its answer there is one wake-up. A worker takes a
 //! connection's **stage** out of its place and puts it back: no lock is held meanwhile. A thread that finds it taken
-//! sets `is_wanted`, and one that puts it back looks for that.
+//! sets `wanted`, and one that puts it back looks for that.
 //!
 //! **No worker touches what an unknown peer sent.** The close of a peer's descriptor may wait for ever; so may a
 //! receive (the kernel drops, in the thread that receives, descriptors for which there is no space), and the close of a
@@ -46,7 +46,8 @@
 //!
 //! **The end.** First nothing can connect any more: the listener is shut, unless it is another server's by now. All
 //! that have connected are accepted, so that each VM among them is killed or left as the others are. One that stayed in
-//! the backlog would wait in its first fault without end.
+//! the backlog would wait in its first fault without end. A worker that waits for a disk is left behind after some
+//! seconds, with all that it has; its VM is dropped as the others are.
 //!
 //! A VM that is given up stays, with its descriptor, until its process is no more: else its memory would read as zeros.
 //! If epoll has no room to tell of that, it is looked at now and then.

@@ -116,7 +116,9 @@ fn request(arguments: &Arguments, snapshot: &Path, out: &Path) -> PackRequest {
 /// Refuses what `restore` would refuse when the pack is all there is: a snapshot that was cut, or is none.
 fn check_is_snapshot(layers: &[PathBuf]) -> Result<(), String> {
     let cache = build_cache(Some(Size::Bytes(Cache::MEMORY_MIN)))?;
-    try_layers(&cache, layers, &RestoreOptions::new()).map(drop).map_err(|error| error.to_string())
+    let mut options = RestoreOptions::new();
+    options.vms_max = 1; // of its descriptors
+    try_layers(&cache, layers, &options).map(drop).map_err(|error| error.to_string())
 }
 
 fn packed(request: &PackRequest, form: Form, ending: &EndSignals) -> Result<ExitCode, String> {

@@ -20,14 +20,13 @@ use hyper::header::CONTENT_TYPE;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use quinion_serve::price::Price;
 use quinion_service::Server;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::task::LocalSet;
 use tokio::time::timeout;
 
-use crate::metrics;
+use crate::metrics::{self, Shown};
 use crate::restores::Restores;
 
 /// More connections are closed.
@@ -60,12 +59,7 @@ impl Monitor {
     }
 
     /// Answers until it is dropped.
-    pub async fn serve(
-        &self,
-        server: &Rc<Server>,
-        restores: &Rc<Restores>,
-        price: Option<Price>,
-    ) -> Infallible {
+    pub async fn serve(&self, server: &Rc<Server>, restores: &Rc<Restores>, shown: Shown) -> Infallible {
         let free = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         let tasks = LocalSet::new();
         let accepting = async {
@@ -78,7 +72,7 @@ impl Monitor {
                 let (server, restores) = (Rc::clone(server), Rc::clone(restores));
                 tokio::task::spawn_local(async move {
                     let answer = service_fn(|request| {
-                        let text = || metrics::text_of(&server, price, restores.stats());
+                        let text = || metrics::text_of(&server, shown, restores.stats());
                         std::future::ready(Ok::<_, Infallible>(answer(&server, text, &request)))
                     });
                     let mut http = hyper::server::conn::http1::Builder::new();

@@ -50,11 +50,14 @@ use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
 use http::Monitor;
+use metrics::Shown;
 use reload::Reload;
 use restores::{Restores, Starter, Starting};
 
 /// The deadline for the end of a replaced server, and then for that of its disk tier.
 const REPLACE_MAX: Duration = Duration::from_secs(60);
+/// How long a disk is waited for that is to have a file.
+const FOLDER_MAX: Duration = Duration::from_secs(10);
 /// A store that is gone fails each read; the log has one line of them in this time.
 const FAILURES_EVERY: Duration = Duration::from_secs(2);
 /// How often servers are looked at whose VMs another server may have taken over.
@@ -241,12 +244,12 @@ fn serve(
     };
     let starter = Starter { cache: server.cache().clone(), opener: server.opener(), log };
     let starting = starter.start(config.restores.clone(), &restores)?;
-    let price = config.price;
+    let shown = Shown { price: config.price, has_disk: config.disk.is_some() };
     let reloaded = RefCell::new(Reload::new(config));
     let reload = || reloaded.borrow_mut().reload(settle(), &server, log);
     let monitored = async {
         match &monitor {
-            Some(monitor) => monitor.serve(&server, &restores, price).await,
+            Some(monitor) => monitor.serve(&server, &restores, shown).await,
             None => std::future::pending().await,
         }
     };
@@ -268,7 +271,7 @@ fn serve(
     restores.stop(log);
     let stats = server.stats();
     Rc::into_inner(server).expect("the monitor's tasks ended with it").stop();
-    log_end(ended?, &stats, price, log);
+    log_end(ended?, &stats, shown.price, log);
     Ok(())
 }
 
@@ -367,8 +370,10 @@ fn build_cache(config: &Config, replaces: bool, log: Log) -> Result<quinion::Cac
     let options = if replaces { options.in_use_max(REPLACE_MAX) } else { options };
     match builder().disk(options).build() {
         Err(error) if replaces => {
-            log.event("disk tier off", &[("why", &error.to_string())]);
-            builder().build().map_err(|error| error.to_string())
+            let cache = builder().build().map_err(|error| error.to_string())?;
+            let why = format!("{error}; this server goes on without it until its next start");
+            log.event("disk tier off", &[("why", &why)]);
+            Ok(cache)
         }
         built => built.map_err(|error| error.to_string()),
     }
@@ -422,10 +427,17 @@ fn try_out(config: &Config) -> Result<(), String> {
 
 /// Whether a file can be made there. The disk tier's own may be in use by the server that is replaced.
 fn try_folder(folder: &Path) -> std::io::Result<()> {
-    std::fs::create_dir_all(folder)?;
-    let probe = folder.join(format!("quinion.probe.{}", std::process::id()));
-    std::fs::OpenOptions::new().write(true).create_new(true).open(&probe)?;
-    std::fs::remove_file(&probe)
+    let folder = folder.to_owned();
+    let (answers, tried) = std::sync::mpsc::channel();
+    let try_it = move || {
+        std::fs::create_dir_all(&folder)?;
+        let probe = folder.join(format!("quinion.probe.{}", std::process::id()));
+        std::fs::OpenOptions::new().write(true).create_new(true).open(&probe)?;
+        std::fs::remove_file(&probe)
+    };
+    // A disk that does not answer leaves that thread behind.
+    std::thread::Builder::new().name("quinion-probe".to_owned()).spawn(move || answers.send(try_it()))?;
+    tried.recv_timeout(FOLDER_MAX).unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
 }
 
 /// Takes the name, or the socket that the service manager has given.

@@ -30,16 +30,31 @@ use quinion_vm::{RestoreNumber, RestoreStats, RestoreValue};
 /// The media type of [`text_of`].
 pub const MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
+/// Facts of a configuration that metrics show.
+#[derive(Clone, Copy, Debug)]
+pub struct Shown {
+    /// The price of a store's answers, if that was given.
+    pub price: Option<Price>,
+    /// Whether there is to be a disk tier. If the cache has none, it could not be opened.
+    pub has_disk: bool,
+}
+
 /// All metrics of a server, and of those of page faults, by their sockets.
-pub fn text_of(server: &Server, price: Option<Price>, restores: Vec<(String, RestoreStats)>) -> String {
+pub fn text_of(server: &Server, shown: Shown, restores: Vec<(String, RestoreStats)>) -> String {
     let (cache, service) = (server.cache().stats(), server.stats());
+    let Shown { price, has_disk } = shown;
+    let missing = || {
+        let mut stats = DiskStats::default();
+        stats.is_off = true;
+        has_disk.then_some(stats)
+    };
     let socket = server.socket().display().to_string();
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Snapshot {
         cache,
         socket,
         service,
-        disk: server.cache().disk_stats(),
+        disk: server.cache().disk_stats().or_else(missing),
         price,
         restores,
     }));

@@ -93,7 +93,11 @@ impl WakerRegistry {
     pub(super) fn wake_filled(&self, first: PageKey, pages: u32) {
         let mut state = self.lock();
         let ready = state.take_ready(first, pages);
-        self.wake_poller_to_lead(state);
+        if state.may_end() {
+            self.wake_poller(state);
+        } else {
+            self.wake_poller_to_lead(state);
+        }
         self.waiters.fetch_sub(ready.len(), Ordering::Relaxed);
         ready.into_iter().for_each(Waiter::notify);
     }
@@ -159,8 +163,8 @@ impl WakerRegistry {
         let mut state = self.lock();
         let waiter = state.take(number)?;
         self.waiters.fetch_sub(1, Ordering::Relaxed);
-        if state.poller == Poller::Ending && state.waiters.is_empty() {
-            self.wake_poller(state); // it may end now
+        if state.may_end() {
+            self.wake_poller(state);
         }
         Some(waiter)
     }
@@ -189,7 +193,7 @@ impl WakerRegistry {
             if let Some(backend) = state.leaderless() {
                 return Some(backend);
             }
-            if state.poller == Poller::Ending && state.waiters.is_empty() {
+            if state.may_end() {
                 return None;
             }
             state.is_asleep = true;
@@ -204,6 +208,11 @@ impl WakerRegistry {
 }
 
 impl RegistryState {
+    /// Whether the poller is to end, and has no one left to wait for.
+    fn may_end(&self) -> bool {
+        self.poller == Poller::Ending && self.waiters.is_empty()
+    }
+
     fn put(&mut self, page: PageKey, waiter: Waiter) -> WaiterId {
         let backend = || (Arc::clone(&waiter.backend), 0);
         self.backends.entry(address(&waiter.backend)).or_insert_with(backend).1 += 1;

@@ -508,6 +508,9 @@ impl File {
         self.assure()?;
         let position = position.min(FILE_BYTES_MAX);
         let end = position.saturating_add(len as u64).min(mapping.size()).max(position);
+        if end == position {
+            return Ok(0);
+        }
         let missing = shared.filemap.check_pin(mapping, position..end)?;
         if missing > 0 && self.is_uncached() {
             self.start(&[Span::of(position, (end - position) as usize)], ReadOptions::default());

@@ -161,11 +161,12 @@ impl AsyncFile {
         let position = self.position();
         let mut is_brought = false;
         loop {
-            if let Some(awaited) = self.missing.as_mut().filter(|awaited| awaited.position == position) {
+            self.missing.take_if(|awaited| awaited.position != position);
+            if let Some(awaited) = &mut self.missing {
                 let came = ready!(awaited.presence.poll(&self.file, position, context));
                 let is_of_now = awaited.begun.elapsed() < self.answer_age_max;
                 self.missing = None;
-                is_brought = came? && is_of_now;
+                is_brought = is_of_now && came?;
                 if !is_brought && is_of_now {
                     return Poll::Ready(Ok(0));
                 }
@@ -181,7 +182,10 @@ impl AsyncFile {
             };
             match read {
                 Ok(0) => {} // the end, or the file has grown
-                Ok(bytes) => return Poll::Ready(Ok(bytes)),
+                Ok(bytes) => {
+                    self.answer_age_max = ANSWER_AGE_MAX;
+                    return Poll::Ready(Ok(bytes));
+                }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(error) => return Poll::Ready(Err(error.into())),
             }

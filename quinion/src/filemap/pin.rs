@@ -28,6 +28,7 @@ use crate::arena::{HoldRefused, ReadableState};
 use crate::error::Error;
 use crate::folio::{HeldFolio, Pinned};
 use crate::mapping::{BatchEnd, Mapping, ReadBatch};
+use crate::sync::LockWait;
 use crate::sys::fork::ForkGuard;
 use crate::units::{Frame, PAGE_SIZE, PageIndex, met_end_within_page};
 
@@ -133,7 +134,8 @@ impl Filemap {
         }
         let mut pinned = Pinned::new(Arc::clone(&self.arena), process);
         let mut batch = ReadBatch::new();
-        let (mut hit, mut is_checked) = (!was_missing, was_missing);
+        // The check waits for the mapping's lock.
+        let (mut hit, mut is_checked) = (!was_missing, was_missing || wait_policy.locks() != LockWait::Wait);
         while pinned.len() < len {
             let (at, rest) = (position + pinned.len() as u64, len - pinned.len());
             // The size, before the data is held; see `read_held`.

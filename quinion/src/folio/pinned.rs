@@ -188,16 +188,18 @@ impl Pinned {
     /// # Panics
     /// As [`Pinned::chunks`].
     pub fn mapped(&self) -> Option<&[u8]> {
-        // A hole is many pieces of one constant, which are not worth being listed.
-        let has_hole = || self.0.extents.iter().any(PinnedExtent::is_zeros);
         self.as_slice().or_else(|| {
-            if has_hole() {
-                return None;
-            }
-            // SAFETY: chunks lie in the arena, which is shared memory in one file, or in constants, which the kernel
-            // does not map a second time. Neither is written while the pins last, which end after the mapping.
-            let mapped = self.0.mapped.get_or_init(|| unsafe { AdjacentMapping::of(self.chunks()) });
-            mapped.as_ref()?.bytes()
+            // A hole is many pieces of one constant, which are not worth being listed.
+            let has_hole = || self.0.extents.iter().any(PinnedExtent::is_zeros);
+            let map = || {
+                if has_hole() {
+                    return None;
+                }
+                // SAFETY: chunks lie in the arena, which is shared memory in one file. It is not written while the pins
+                // last, which end after the mapping.
+                unsafe { AdjacentMapping::of(self.chunks()) }
+            };
+            self.0.mapped.get_or_init(map).as_ref()?.bytes()
         })
     }
 

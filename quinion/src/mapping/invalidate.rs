@@ -55,7 +55,7 @@ impl Mapping {
         if keeps_clean {
             self.note_unknown_change(); // a writer was faster than the caller; the next look comes here again
         }
-        self.writeback().set_size_on_device(attributes.size);
+        self.writeback().set_size_on_device(attributes.size.min(FILE_BYTES_MAX));
         let pages = tree.remove_all_but(&unwritten);
         self.renewals.fetch_add(1, Ordering::Release); // partner: the Acquire in `renewals`
         // Release, partner: the Acquire in `read_hits`, and in `size`.

@@ -34,7 +34,7 @@ use std::sync::{MutexGuard, PoisonError};
 use crate::backend::{Attributes, Version};
 
 use crate::sync::LockWait;
-use crate::units::Millis;
+use crate::units::{FILE_BYTES_MAX, Millis};
 
 use super::own_changes::ObservedVersion;
 use super::owner::Mapping;
@@ -137,13 +137,14 @@ impl Mapping {
 
     /// As [`Mapping::is_as_in`], for a caller that has the invalidate lock: `known` is the version under it.
     pub fn is_as_known(&self, known: Version, look: VersionProbe, now: &Attributes) -> bool {
+        let size = now.size.min(FILE_BYTES_MAX); // a backend may be wrong
         if self.writeback().writer().is_none() {
-            return times(known) == times(now.version) && self.size() == now.size;
+            return times(known) == times(now.version) && self.size() == size;
         }
         let seen = *self.own_changes();
         let is_known = times(known) == times(now.version);
         let is_own = seen.after.is_some_and(|after| times(after) == times(now.version));
-        let is_as_left = (is_known || is_own) && self.writeback().size_on_device() == now.size;
+        let is_as_left = (is_known || is_own) && self.writeback().size_on_device() == size;
         // Asked last: if nothing was under way until now, nothing of it has changed since the look began.
         let can_tell = look.flushes.is_some() && look.flushes == self.writeback().flushes_if_looked_at();
         !seen.is_changed_externally && (!can_tell || is_as_left)

@@ -74,6 +74,10 @@ impl Shared {
         match stage {
             ConnectionState::Serving(mut vm) => {
                 self.unwatch(vm.spaces());
+                // The server has ended meanwhile, or the peer, and told so.
+                if matches!(connection.place().stage, ConnectionState::Over) {
+                    return ConnectionState::Over;
+                }
                 self.give_up(connection, HeldUffds::Vm { _vm: vm }, why)
             }
             other => other,
@@ -137,19 +141,24 @@ impl Shared {
 
     /// At the server's end, of a connection that another thread has had for all that time: that waits in the kernel, as
     /// for a disk that does not answer, and its peer may have handed over its memory. The thread closes the userfaultfd
-    /// when it goes on.
-    fn leave_taken(&self, connection: &Connection) {
-        let may_be_vm = {
+    /// when it goes on. Returns what that thread has put back since it was looked at, and whether the peer was killed.
+    fn leave_taken(&self, connection: &Connection) -> (bool, ConnectionState) {
+        let was_known = self.forget(connection);
+        let (stage, is_given_up) = {
             let mut place = connection.place();
-            let stage = std::mem::replace(&mut place.stage, ConnectionState::Over);
-            !matches!(stage, ConnectionState::Over) && !place.is_given_up
+            (std::mem::replace(&mut place.stage, ConnectionState::Over), place.is_given_up)
         };
-        if may_be_vm {
-            let (vm, process) = (connection.number, connection.peer.process());
-            let killed = self.options.on_failure == OnFailure::Kill && connection.peer.kill();
-            self.tell(&Event::Dropped { vm, process, killed });
-        }
-        self.forget(connection);
+        let may_be_vm = was_known && !is_given_up && !matches!(stage, ConnectionState::Over);
+        let killed = may_be_vm && self.drop_vm(connection);
+        (killed, stage)
+    }
+
+    /// Tells that a peer is not served any more; whether it was killed.
+    pub(super) fn drop_vm(&self, connection: &Connection) -> bool {
+        let (vm, process) = (connection.number, connection.peer.process());
+        let killed = self.options.on_failure == OnFailure::Kill && connection.peer.kill();
+        self.tell(&Event::Dropped { vm, process, killed });
+        killed
     }
 
     pub(super) fn drop_all(&self) {
@@ -173,7 +182,8 @@ impl Shared {
         let mut kept = Vec::new();
         for connection in all {
             let Some(stage) = connection.take(Kind::Faults) else {
-                self.leave_taken(&connection);
+                let (killed, stage) = self.leave_taken(&connection);
+                kept.push((killed, stage, connection));
                 continue;
             };
             let (is_vm, stage) = match stage {
@@ -183,9 +193,7 @@ impl Shared {
             };
             let mut killed = matches!(stage, ConnectionState::Dying { .. });
             if is_vm {
-                let (vm, process) = (connection.number, connection.peer.process());
-                killed = self.options.on_failure == OnFailure::Kill && connection.peer.kill();
-                self.tell(&Event::Dropped { vm, process, killed });
+                killed = self.drop_vm(&connection);
             }
             self.forget(&connection);
             kept.push((killed, stage, connection));

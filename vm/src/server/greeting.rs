@@ -165,9 +165,11 @@ impl Shared {
                 drop(counted);
             });
             if let Err(error) = started {
-                // Its memory may have come with it, unread.
-                let _ = self.options.on_failure == OnFailure::Kill && peer.peer.kill();
                 self.tell(&Event::CannotAccept(error));
+                // Its memory may have come with it, unread.
+                if self.forget(&peer) {
+                    self.drop_vm(&peer);
+                }
             }
         }
     }
@@ -291,6 +293,11 @@ impl Shared {
             if connection.take_if(is_late).is_none() {
                 may_greet_still |= connection.may_greet();
                 continue;
+            }
+            // A peer that is silent is refused by its thread. This one waits in the kernel, or for the snapshot's disk,
+            // and may have the peer's memory.
+            if self.options.on_failure == OnFailure::Kill {
+                connection.peer.kill();
             }
             self.refused(&connection, PeerError::Late(self.options.greeting));
             self.settle(&connection, ConnectionState::Over);

@@ -450,11 +450,11 @@ fn a_disk_that_answers_again_is_used_again() {
     };
     for round in 0..4 {
         disk.hold(true);
-        disk.hold_reads(round % 2 == 0);
+        disk.hold_reads(round % 2 == 1);
         let of = AtomicU64::new(100 * (round + 1));
         eventually(&|| {
             put(&store, of.fetch_add(1, Ordering::Relaxed), 0, EXTENT);
-            let _ = round % 2 == 0 && read_checked(&store, 1, 0, 40);
+            let _ = round % 2 == 1 && read_checked(&store, 1, 0, 40);
             store.is_off()
         });
         let trouble = store.trouble().expect("the disk is left alone").to_string();
@@ -463,7 +463,9 @@ fn a_disk_that_answers_again_is_used_again() {
         disk.hold(false);
         disk.hold_reads(false);
         eventually(&|| !store.is_off());
-        eventually(&|| read_checked(&store, 1, 0, 40));
+        if round == 0 {
+            eventually(&|| read_checked(&store, 1, 0, 40));
+        }
         store.check().unwrap();
         // No buffer is lost.
         eventually(&|| {
@@ -498,21 +500,26 @@ fn reads_without_an_answer_do_not_count_as_bad_sectors() {
     put(&store, 1, 0, 40);
     drop(store);
     let store = disk.open(&options.answer_max(ANSWER_MAX).rest(Duration::from_millis(1)));
-    for _ in 0..2 {
+    let begun = Instant::now();
+    // Each time it is there anew: a page whose read got no answer is forgotten.
+    let write = || {
+        while !store.has(&key(1), 0, 40) {
+            assert!(begun.elapsed() < LONG, "{store:?}");
+            put(&store, 1, 0, 40);
+            store.flush();
+        }
+    };
+    while store.stats().errors < 16 {
+        write();
         disk.hold_reads(true);
         thread::scope(|scope| {
-            for _ in 0..16 {
+            for _ in 0..8 {
                 scope.spawn(|| read_checked(&store, 1, 0, 40));
             }
         });
         disk.hold_reads(false);
-        let begun = Instant::now();
-        while store.is_off() {
-            assert!(begun.elapsed() < LONG);
-            thread::sleep(Duration::from_millis(1));
-        }
     }
-    assert!(store.stats().errors >= 16, "each is told");
+    write();
     disk.fail_reads(true);
     assert!(!read_checked(&store, 1, 0, 1));
     disk.fail_reads(false);

@@ -110,7 +110,7 @@ pub enum Intercept {
     Auto,
     /// Calls are intercepted by symbol name alone: the kernel gets the calls that the C library makes inside itself.
     Plt,
-    /// Not at all.
+    /// No call is intercepted.
     Off,
 }
 

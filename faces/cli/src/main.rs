@@ -172,7 +172,7 @@ enum RunIntercept {
     Auto,
     /// Intercept calls by symbol name alone.
     Plt,
-    /// Not at all.
+    /// Intercept no calls: the program runs as it would alone.
     Off,
 }
 
@@ -237,7 +237,7 @@ enum RunReport {
     Text,
     /// One line of JSON for programs.
     Json,
-    /// Not at all.
+    /// No report.
     None,
 }
 

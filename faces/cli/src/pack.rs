@@ -57,7 +57,7 @@ pub struct Arguments {
     /// A diff above the snapshot, as Firecracker writes it. Name all of them, the oldest first.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     diff: Vec<PathBuf>,
-    /// A pack in the folder of --out whose chunks are not stored again; as often as there are such.
+    /// A pack in the folder of --out whose chunks are not stored again. May be given more than once.
     #[arg(long, value_name = "PACK", value_hint = clap::ValueHint::FilePath)]
     against: Vec<PathBuf>,
     /// The pack that is written.

@@ -43,10 +43,14 @@ impl Server {
 
     fn numbers(&self) -> PyResult<ServerTotals> {
         if std::process::id() != self.process {
-            return Err(PyValueError::new_err(format!("the server {:?} is the parent's", self.name)));
+            return Err(PyValueError::new_err(format!(
+                "the server {:?} is the parent's; ask there, or start one here",
+                self.name
+            )));
         }
         let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        let stopped = || PyValueError::new_err(format!("the server {:?} was stopped", self.name));
+        let stopped =
+            || PyValueError::new_err(format!("the server {:?} was stopped; start another", self.name));
         running.as_ref().map(quinion_service::Server::totals).ok_or_else(stopped)
     }
 }

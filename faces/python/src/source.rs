@@ -98,7 +98,11 @@ pub(crate) fn read_fully(source: &dyn Source, buffer: &mut [u8], offset: u64) ->
 
 /// Allocates memory; fails if there is not enough.
 pub(crate) fn allocate(len: u64, name: &str) -> Result<Vec<u8>> {
-    let no_memory = || Failure::no_memory(format!("no memory for {len} bytes of {name}"));
+    let no_memory = || {
+        Failure::no_memory(format!(
+            "no memory for {len} bytes of {name}; ask for less, or give this process more"
+        ))
+    };
     let len = usize::try_from(len).map_err(|_| no_memory())?;
     let mut room = Vec::new();
     room.try_reserve_exact(len).map_err(|_| no_memory())?;

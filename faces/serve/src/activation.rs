@@ -20,9 +20,10 @@ pub fn socket() -> Result<Option<OwnedFd>, String> {
     }
     match number("LISTEN_FDS") {
         None | Some(0) => Ok(None),
-        Some(1) if std::fs::symlink_metadata(format!("/proc/self/fd/{FIRST}")).is_err() => {
-            Err(format!("the service manager gives no socket as descriptor {FIRST}, though it says so"))
-        }
+        Some(1) if std::fs::symlink_metadata(format!("/proc/self/fd/{FIRST}")).is_err() => Err(format!(
+            "the service manager gives no socket as descriptor {FIRST}, though LISTEN_FDS says so; check the \
+                 socket unit, or unset LISTEN_FDS"
+        )),
         // SAFETY: it is open, as was looked at just now. The manager has given it to this process, and the program
         // calls this before it opens anything that it keeps: so no other value owns it.
         Some(1) => Ok(Some(unsafe { OwnedFd::from_raw_fd(FIRST) })),

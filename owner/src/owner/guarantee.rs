@@ -38,7 +38,7 @@ use quinion::internals::units::FileId;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum WithoutLease {
-    /// Not at all: the kernel reads it.
+    /// The kernel reads the file.
     #[default]
     LeaveToKernel,
     /// The owner looks at its times and size before each read. That may show an older state: while a `write` is

@@ -40,6 +40,9 @@ const ANSWER_AGE_MAX: Duration = Duration::from_secs(1);
 const ANSWER_AGE_GROWTH: u32 = 8;
 
 /// A [`File`] for code that wants tokio's [`AsyncRead`], [`AsyncWrite`] and [`AsyncSeek`], with the feature `tokio`.
+///
+/// A read that is dropped while it waits leaves its wait to the next one at the same position. The bytes of that may be
+/// a second older than the file's coherence promises, and as old as the device takes if that is longer.
 #[derive(Debug)]
 pub struct AsyncFile {
     missing: Option<AwaitedPage>, // dropped first: no wait outlives the file

@@ -1,7 +1,7 @@
 //! Api: the libraries' public interfaces, beside what is recorded of them.
 //!
 //! ```text
-//!   cargo doc --no-deps -p quinion .. --features quinion/tokio ..      the libraries' documentation, without warnings
+//!   cargo doc --no-deps -p quinion .. --features tokio,http,pack        the libraries' documentation, without warnings
 //!     struct.File.html    its declaration, the headers of its methods, the traits that it implements
 //!   quinion/public-api.txt     a line for each, which a change of the interface has to change too
 //! ```
@@ -33,7 +33,7 @@ const LIBRARIES: [Library; 6] = [
 /// Documents these, and what else is used as a library.
 const DOCUMENT: &str = "doc --no-deps -p quinion -p quinion-view -p quinion-disk -p quinion-owner -p quinion-object \
                         -p quinion-service -p quinion-vm -p quinion-run --lib \
-                        --features quinion/tokio,quinion-object/http,quinion-vm/pack";
+                        --features tokio,http,pack";
 
 const HEAD: &str = "\
 # The public interface of this library: `cargo xtask record-api` writes this file, `cargo xtask test api` compares.

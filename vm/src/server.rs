@@ -149,6 +149,8 @@ const SWEEP: Duration = Duration::from_millis(200);
 /// How much later than late a greeting's thread is taken for one that waits in the kernel.
 const GRACE: Duration = Duration::from_secs(1);
 const IDLE: Duration = Duration::from_secs(3600);
+/// How long a server's end waits for its workers, one of which may wait for a disk that does not answer.
+const WORKERS_ENDING: Duration = Duration::from_secs(5);
 /// How long a server's end waits for the ends of killed processes and of greetings.
 const ENDING: Duration = Duration::from_secs(2);
 /// How many peers may be dying for which there was no room, killed because their memory came with them.
@@ -458,7 +460,7 @@ impl Server {
             self.shared.accept_rest();
         }
         self.shared.wake_worker();
-        let until = Instant::now() + ENDING;
+        let until = Instant::now() + WORKERS_ENDING;
         for worker in self.workers.drain(..) {
             // One may wait for a disk that does not answer: its VM is dropped below, and it ends when it can.
             while !worker.is_finished() && Instant::now() < until {

@@ -15,9 +15,8 @@ use std::process::ExitCode;
 
 use quinion::Cache;
 use quinion_cli::sys::EndSignals;
-use quinion_vm::RestoreOptions;
 use quinion_vm::pack::{PackError, PackProgress, PackReport, PackRequest, VerifyReport, pack, verify};
-use quinion_vm::try_layers;
+use quinion_vm::{RestoreOptions, try_layers};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::progress::{BarPlace, Progress};

@@ -53,7 +53,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::units::PAGE_SIZE;
+use crate::units::{FILE_BYTES_MAX, PAGE_SIZE};
 #[doc(inline)]
 pub use crate::units::{Frame, PageIndex};
 
@@ -122,6 +122,13 @@ pub struct Attributes {
     pub version: Version,
     /// Size of the file in bytes.
     pub size: u64,
+}
+
+impl Attributes {
+    /// The size as the cache takes it: a backend may be wrong, and no file has more bytes than this.
+    pub(crate) fn size_known(&self) -> u64 {
+        self.size.min(FILE_BYTES_MAX)
+    }
 }
 
 /// Which file: never the same for two files that exist at one time.

@@ -173,11 +173,9 @@ impl AsyncFile {
                 if !is_brought && is_of_now {
                     return Poll::Ready(Ok(0));
                 }
-                self.answer_age_max = if is_of_now {
-                    ANSWER_AGE_MAX
-                } else {
-                    self.answer_age_max.saturating_mul(ANSWER_AGE_GROWTH)
-                };
+                if !is_of_now {
+                    self.answer_age_max = self.answer_age_max.saturating_mul(ANSWER_AGE_GROWTH);
+                }
             }
             let read = match is_brought {
                 true => self.file.read_prefetched(buffer, position),

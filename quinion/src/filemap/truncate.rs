@@ -403,7 +403,7 @@ impl<'c> Truncation<'c> {
                     return Ok(());
                 }
                 DetachOutcome::Removed => return Ok(()),
-                DetachOutcome::InFlightFolio => self.wait_for_folio(held),
+                DetachOutcome::InFlight => self.wait_for_folio(held),
                 DetachOutcome::NoMemory if unit > smallest => unit = smallest,
                 DetachOutcome::NoMemory => {
                     self.filemap.supply.make_nodes(PoolNumber::DEFAULT);

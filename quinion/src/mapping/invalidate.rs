@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 
 use crate::arena::Flags;
 use crate::arena::dirty::BitTable;
-use crate::units::{FILE_BYTES_MAX, Frame, Order, PageIndex};
+use crate::units::{Frame, Order, PageIndex};
 use crate::xarray::{INDICES_MAX, Kind};
 
 use super::owner::{Mapping, MappingGuard};
@@ -48,14 +48,14 @@ impl Mapping {
         let unwritten = tree.unwritten();
         let keeps_clean = !unwritten.is_empty() && tree.keeps_clean();
         let kept_end = unwritten.last().map_or(0, |(_, end)| end.first_byte().min(self.size()));
-        let size = attributes.size.min(FILE_BYTES_MAX).max(kept_end);
+        let size = attributes.size_known().max(kept_end);
         self.record().size.fetch_min(size, Ordering::Relaxed);
         *version = attributes.version;
         self.reset_own_changes(all_ended);
         if keeps_clean {
             self.note_unknown_change(); // a writer was faster than the caller; the next look comes here again
         }
-        self.writeback().set_size_on_device(attributes.size.min(FILE_BYTES_MAX));
+        self.writeback().set_size_on_device(attributes.size_known());
         let pages = tree.remove_all_but(&unwritten);
         self.renewals.fetch_add(1, Ordering::Release); // partner: the Acquire in `renewals`
         // Release, partner: the Acquire in `read_hits`, and in `size`.

@@ -26,7 +26,7 @@ use crate::mapping::{NODE_BITS, ShadowNodes};
 use crate::stats::{Count, Counters};
 use crate::sync::{LockWait, Rank, RankedGuard, RankedReadGuard, RankedRwLock, RankedWriteGuard};
 use crate::sys::fork::ForkGuard;
-use crate::units::{FILE_BYTES_MAX, MappingId, PageIndex, pages_of_bytes};
+use crate::units::{MappingId, PageIndex, pages_of_bytes};
 use crate::xarray::XArray;
 
 use super::backing::Backing;
@@ -78,7 +78,7 @@ impl Mapping {
         let NewMapping { arena, id, backend, attributes, process } = new;
         let index = FolioIndex::new(arena, id)?;
         let record = index.record();
-        let size = attributes.size.min(FILE_BYTES_MAX); // a backend may be wrong
+        let size = attributes.size_known();
         record.size.store(size, Ordering::Relaxed);
         record.device.store(attributes.identity.device, Ordering::Relaxed);
         record.inode.store(attributes.identity.inode, Ordering::Relaxed);

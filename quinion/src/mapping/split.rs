@@ -77,7 +77,7 @@ pub enum DetachOutcome {
     Removed,
     /// The folio is locked, being filled or written, or was while the copies were made, and pages without a copy became
     /// dirty: wait for that, and try again. Nothing was changed.
-    InFlightFolio,
+    InFlight,
     /// There is no page, or no cell, for the copies. Nothing was changed.
     NoMemory,
     /// The folio's pages have their places, and there are no others for copies. Nothing was changed.
@@ -126,13 +126,13 @@ impl Mapping {
         // Before a page is copied: the owner of the lock puts bytes in place without the write lock, and may have put
         // them behind the copy, and be gone when the copy takes the page's place. No other thread locks it meanwhile.
         if self.view().own(held.frame()).settled_word().has(Flags::LOCKED) {
-            return DetachOutcome::InFlightFolio;
+            return DetachOutcome::InFlight;
         }
         // An allocated folio of a memory file has no bytes, and its copies are allocated as well.
         let has_bytes = match held.is_readable() {
             ReadableState::Yes => true,
             ReadableState::Zeros => false,
-            ReadableState::NotYet => return DetachOutcome::InFlightFolio,
+            ReadableState::NotYet => return DetachOutcome::InFlight,
             ReadableState::Never => return DetachOutcome::Removed,
         };
         let (dirty, unit) = (self.lock().dirty_of(held, &unwanted), unit.min(held.order()));
@@ -270,11 +270,11 @@ impl MappingGuard<'_> {
         }
         let word = view.own(head).word();
         if word.has(Flags::LOCKED | Flags::WRITEBACK) || word.has(Flags::UPTODATE) != has_bytes {
-            return DetachOutcome::InFlightFolio;
+            return DetachOutcome::InFlight;
         }
         let mut copied = copies.iter().flat_map(|copy| &copy.dirty);
         if !self.dirty_of(held, unwanted).iter().all(|page| copied.any(|other| other == page)) {
-            return DetachOutcome::InFlightFolio;
+            return DetachOutcome::InFlight;
         }
         let needed = tree.nodes_needed(first.0, u64::from(order.pages()));
         if !copies.is_empty() && needed > mapping.index().stock.count() {
@@ -374,11 +374,7 @@ mod tests {
                 None,
             )
         };
-        assert_eq!(
-            exchange(copies(&before), &none),
-            DetachOutcome::InFlightFolio,
-            "there is no copy of page 1"
-        );
+        assert_eq!(exchange(copies(&before), &none), DetachOutcome::InFlight, "there is no copy of page 1");
         assert_eq!(
             (mapping.writeback().dirty_pages().dirty(), mapping.check()),
             (2, Ok(())),

@@ -34,7 +34,7 @@ use std::sync::{MutexGuard, PoisonError};
 use crate::backend::{Attributes, Version};
 
 use crate::sync::LockWait;
-use crate::units::{FILE_BYTES_MAX, Millis};
+use crate::units::Millis;
 
 use super::own_changes::ObservedVersion;
 use super::owner::Mapping;
@@ -137,7 +137,7 @@ impl Mapping {
 
     /// As [`Mapping::is_as_in`], for a caller that has the invalidate lock: `known` is the version under it.
     pub fn is_as_known(&self, known: Version, look: VersionProbe, now: &Attributes) -> bool {
-        let size = now.size.min(FILE_BYTES_MAX); // a backend may be wrong
+        let size = now.size_known();
         if self.writeback().writer().is_none() {
             return times(known) == times(now.version) && self.size() == size;
         }

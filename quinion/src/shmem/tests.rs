@@ -184,7 +184,7 @@ fn bytes_put_into_a_locked_folio_are_not_lost_when_it_is_detached() {
         drop((locked, leaving));
         detached.join().unwrap()
     });
-    assert_eq!((stage.read(0, 100), outcome), (vec![2; 100], DetachOutcome::InFlightFolio));
+    assert_eq!((stage.read(0, 100), outcome), (vec![2; 100], DetachOutcome::InFlight));
     stage.check();
 }
 

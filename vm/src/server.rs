@@ -11,7 +11,8 @@
 //!                                  other descriptors are closed; the end, however late
 //!
 //!   queues  ahead    VMs that have something to be supplied unasked: a turn when nothing else is to be done
-//!           soon     VMs to look at again in a moment; and the listener, when the system was short, or no place free
+//!           soon     VMs to look at again in a moment; the listener, when the system was short, or no place free; and
+//!                    greetings, when the oldest is late
 //! ```
 //!
 //! Each worker waits for all of it by itself, so between a fault and its answer there is one wake-up. A worker takes a
@@ -24,8 +25,8 @@
 //! of its descriptors. The workers get a connection only with a userfaultfd. Before that thread releases the socket,
 //! nothing more can come by it, and nothing is in it; then it can be closed anywhere. The thread reports and frees the
 //! place first, and closes last. While it may wait in a receive it keeps nothing of the server's alive. If it still
-//! waits when the message is late, another thread frees the place (`greeting.rs`, `sweep`). The listener, in whose
-//! backlog there may be such sockets, is closed on a thread, too.
+//! waits when the message is late, another thread frees the place (`greeting.rs`, `end_late_greetings`). The listener,
+//! in whose backlog there may be such sockets, is closed on a thread, too.
 //!
 //! The descriptors that this process may have bound the threads that wait in a close. At the bound the next peer waits
 //! in the backlog, which is reported. (The kernel has no close that does not wait.)
@@ -144,8 +145,6 @@ const READ_CHECK: Duration = Duration::from_millis(50);
 const SHORT_OF_DESCRIPTORS: Duration = Duration::from_millis(100);
 /// When processes that were killed are checked again.
 const DYING: Duration = Duration::from_millis(50);
-/// How often greetings are checked for being late.
-const SWEEP: Duration = Duration::from_millis(200);
 /// How much later than late a greeting's thread is taken for one that waits in the kernel.
 const GRACE: Duration = Duration::from_secs(1);
 const IDLE: Duration = Duration::from_secs(3600);
@@ -158,6 +157,8 @@ const REFUSED_MAX: usize = 4;
 const _: () = assert!(REFUSED_MAX * DESCRIPTORS_REFUSED + DESCRIPTORS_OTHERS <= DESCRIPTORS_SPARE);
 /// The listener's number in `soon`: no connection has it.
 const LISTENER: u64 = 0;
+/// The number in `soon` of greetings that may be late: no connection has it.
+const GREETINGS: u64 = u64::MAX;
 const ONCE: EventFlags = EventFlags::IN.union(EventFlags::ONESHOT);
 
 /// A page-fault server. Dropping it ends it.
@@ -608,17 +609,14 @@ impl Shared {
                 None => self.take_turn(),
             }
             self.take_due();
-            self.sweep();
         }
         // A thread that heard an earlier ring may have silenced this one, while others slept on.
         self.wake_worker();
     }
 
-    /// Until work ahead of faults is due, or the next sweep.
+    /// How long a worker sleeps if nothing happens: not at all while there is work ahead of faults.
     fn epoll_timeout(&self) -> Timespec {
-        let table = self.table();
-        let sweep = if table.greets_until.is_some() { SWEEP } else { IDLE };
-        timespec(if table.ahead.is_empty() { sweep } else { Duration::ZERO })
+        timespec(if self.table().ahead.is_empty() { IDLE } else { Duration::ZERO })
     }
 
     /// Sets the timer to the first due time: it wakes a waiting worker, so the work needs no thread that passes by.
@@ -643,6 +641,7 @@ impl Shared {
         drop(table);
         match due {
             Some((_, LISTENER)) => self.arm(self.listener.as_fd(), 0, Kind::Listener),
+            Some((_, GREETINGS)) => self.end_late_greetings(),
             Some((_, number)) => self.attend(number, Kind::Faults),
             None => {}
         }

@@ -7,13 +7,12 @@
 use quinion_testing::vmm;
 use std::ops::Range;
 use std::os::unix::process::ExitStatusExt;
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use quinion::{Cache, File};
 use quinion_testing::doubles::{FailureCount, Faults, SimulatedBackend};
-use quinion_testing::hanging::Hanging;
-use quinion_vm::{Event, RestoreOptions, Server};
+use quinion_vm::{RestoreOptions, Server};
 
 use quinion_testing::vmm::{Image, Monitor, Need, PAGE, Plan, kernel};
 
@@ -78,49 +77,6 @@ fn an_unreadable_sector_is_a_bus_error_in_the_machine_that_touches_it() {
     other.does("touch 0 600 2");
     Monitor::start(&plan).does("touch 0 600 2");
     server.stop();
-}
-
-/// 1. The disk of a snapshot stops to answer, while a VM waits for a page of it.
-/// 2. The server is told to end. It waits for its worker, which waits for the disk; its VMs are not killed.
-#[test]
-fn a_disk_that_hangs_holds_up_no_end_and_its_machines_are_killed() {
-    if !vmm::has("a_disk_that_hangs_holds_up_no_end_and_its_machines_are_killed", &[REMOVALS]) {
-        return;
-    }
-    let Some(disk) = Hanging::new() else { return };
-    let sockets = tempfile::tempdir().unwrap();
-    let socket = sockets.path().join("socket");
-    let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
-    let dropped = Arc::new(Mutex::new(Vec::new()));
-    let events = Arc::clone(&dropped);
-    let mut options = RestoreOptions::default();
-    (options.workers, options.greeting) = (2, Duration::from_secs(1));
-    options.observer = Some(Arc::new(move |event: &Event| {
-        if let Event::Dropped { killed, .. } = event {
-            events.lock().unwrap().push(*killed);
-        }
-    }));
-    let server = Server::start(&cache, &disk.path(), &socket, options).unwrap();
-    // Processes are started before: a child closes its copies of descriptors, and no close is answered.
-    let (mut machine, mut late) = (Monitor::idle(), Monitor::idle());
-    let plan = Plan::new(&socket, Image::new(16, 256));
-    machine.does(&plan.command());
-    let since = Instant::now();
-    while server.stats().vms_total == 0 && since.elapsed() < Duration::from_secs(60) {
-        std::thread::yield_now();
-    }
-    disk.hang();
-    machine.tell("touch 200 1 1");
-    // Its greeting waits for the disk as well. It is late, and a thread that closes its memory would leave it zeros.
-    late.does(&plan.command());
-    let ended_late = late.ended().signal();
-    let (sender, ended) = mpsc::channel();
-    std::thread::spawn(move || sender.send(Box::new(server.stop())));
-    let stats = ended.recv_timeout(Duration::from_secs(60));
-    drop(disk); // what hangs goes on, with an error
-    stats.expect("the server ends");
-    assert_eq!(*dropped.lock().unwrap(), [true], "the other was refused");
-    assert_eq!((machine.ended().signal(), ended_late), (Some(libc::SIGKILL), Some(libc::SIGKILL)));
 }
 
 #[test]

@@ -4,7 +4,6 @@
 //!   begin SOCKET ...             maps, registers, connects, sends
 //!   lie SOCKET MESSAGE           the same of two pages, with a message of its own; ADDRESS in it is where they are
 //!   hang_up                      closes the socket and the descriptor; the memory stays
-//!   touch FIRST PAGES THREADS    each thread reads all pages, each in an order of its own
 //!   touch FIRST PAGES THREADS    each thread reads all pages, each in a different order
 //!   balloon FIRST PAGES HOW      gives pages back: dontneed, remove
 //!   reset FIRST PAGES            gives pages of a private mapping back, which are the file's again
@@ -16,8 +15,8 @@
 //!   idle                         ends when the test does
 //! ```
 //!
-//! It answers each with a line: `done`, or what is wrong. A test file that uses it has a test named `be_the_monitor`
-//! which only calls [`be_the_monitor`].
+//! It says `ready` when it has become this program, and answers each with a line: `done`, or what is wrong. A test file
+//! that uses it has a test named `be_the_monitor` which only calls [`be_the_monitor`].
 
 #![allow(unsafe_code, reason = "forks")]
 
@@ -43,6 +42,8 @@ const VARIABLE: &str = "QUINION_TEST_MONITOR";
 const SAYS: &str = "monitor: ";
 /// The prefix of the server's messages, which tell only what is wrong.
 const REFUSED: &str = "refused: ";
+/// The first line of a monitor.
+const READY: &str = "ready";
 /// A monitor that has not answered by now hangs.
 const WATCHDOG: Duration = Duration::from_secs(300);
 
@@ -133,7 +134,7 @@ pub struct Monitor {
 }
 
 impl Monitor {
-    /// Starts a monitor that has not begun.
+    /// Starts a monitor that has not begun. It has none of this process's descriptors any more.
     pub fn idle() -> Self {
         let mut command = Command::new(std::env::current_exe().expect("a test knows its own name"));
         command.args(["--exact", "be_the_monitor", "--nocapture", "--test-threads=1"]);
@@ -150,7 +151,9 @@ impl Monitor {
                 }
             }
         });
-        Self { child, answers }
+        let mut this = Self { child, answers };
+        assert_eq!(this.hear().as_deref(), Some(READY), "a monitor starts");
+        this
     }
 
     /// Starts a monitor that introduces itself to its server.
@@ -245,6 +248,7 @@ pub fn be_the_monitor() {
         return;
     }
     let mut state = None;
+    say(READY);
     for line in std::io::stdin().lines() {
         let Ok(line) = line else { break };
         let answer = match obey(&mut state, &line) {

@@ -130,7 +130,15 @@ impl Connection {
     }
 
     pub(super) fn may_greet(&self) -> bool {
-        matches!(self.place().stage, ConnectionState::Greeting { .. })
+        self.greets_since().is_some()
+    }
+
+    /// When it was accepted, if its message has not come.
+    pub(super) fn greets_since(&self) -> Option<Instant> {
+        match self.place().stage {
+            ConnectionState::Greeting { since } => Some(since),
+            _ => None,
+        }
     }
 
     pub(super) fn is_busy(&self) -> bool {

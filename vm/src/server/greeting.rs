@@ -7,7 +7,7 @@
 //!
 //! The head of `server.rs` says why no worker does that, and how many such threads there may be. While a thread waits
 //! in a receive it keeps nothing of the server's alive. Another thread frees the place of one that still waits when its
-//! message is late ([`Shared::sweep`]).
+//! message is late ([`Shared::end_late_greetings`]).
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,7 +21,9 @@ use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags};
 
 use super::connection::{Connection, ConnectionSlot, ConnectionState, HeldUffds, Kind, token};
-use super::{DYING, ENDING, GRACE, LISTENER, ONCE, REFUSED_MAX, SHORT_OF_DESCRIPTORS, SOON, SWEEP, Shared};
+use super::{
+    DYING, ENDING, GRACE, GREETINGS, LISTENER, ONCE, REFUSED_MAX, SHORT_OF_DESCRIPTORS, SOON, Shared,
+};
 use crate::message::{BadMessage, DESCRIPTORS_MAX, ParseStep, VmmRegion, check, offer};
 use crate::peer::{Handshake, Peer, drain, has_one_ended, say, wait_for};
 use crate::vm::{Source, Vm};
@@ -183,7 +185,6 @@ impl Shared {
         let has_capacity = table.connections.len() - table.refused.len() < vms_max;
         table.last += 1;
         let (number, since) = (table.last, Instant::now());
-        table.greets_until = Some(since + self.options.greeting + GRACE + SWEEP);
         if !has_capacity {
             table.refused.insert(number);
         }
@@ -197,6 +198,7 @@ impl Shared {
             Arc::new(Connection { number, socket, peer, counters: Arc::default(), place: Mutex::new(place) });
         table.connections.insert(number, Arc::clone(&connection));
         drop(table);
+        self.want_after(GREETINGS, self.options.greeting + GRACE);
         let wrong = if has_capacity {
             let watched = unknown.map_or_else(|| self.watch_peer(&connection), Err);
             watched.err().map(|error| PeerError::Socket(error.into()))
@@ -273,25 +275,19 @@ impl Shared {
         }
     }
 
-    /// Ends greetings that are so late that their threads must be waiting in the kernel. Any worker may call it.
-    pub(super) fn sweep(&self) {
-        let now = Instant::now();
-        let mut table = self.table();
-        let Some(until) = table.greets_until else { return };
-        if table.next_sweep.is_some_and(|next| now < next) {
-            return;
-        }
-        table.next_sweep = Some(now + SWEEP);
-        let all: Vec<Arc<Connection>> = table.connections.values().cloned().collect();
-        drop(table);
-        let mut may_greet_still = now < until;
+    /// Ends greetings that are so late that their threads must be waiting in the kernel, and is called again when the
+    /// next is as late. Any worker may call it.
+    pub(super) fn end_late_greetings(&self) {
+        let (now, late_after) = (Instant::now(), self.options.greeting + GRACE);
+        let all: Vec<Arc<Connection>> = self.table().connections.values().cloned().collect();
+        let mut oldest: Option<Instant> = None;
         for connection in all {
             let is_late = |stage: &ConnectionState| match stage {
-                ConnectionState::Greeting { since } => now >= *since + self.options.greeting + GRACE,
+                ConnectionState::Greeting { since } => now >= *since + late_after,
                 _ => false,
             };
             if connection.take_if(is_late).is_none() {
-                may_greet_still |= connection.may_greet();
+                oldest = oldest.into_iter().chain(connection.greets_since()).min();
                 continue;
             }
             // A peer that is silent is refused by its thread. This one waits in the kernel, or for the snapshot's disk,
@@ -302,9 +298,8 @@ impl Shared {
             self.refused(&connection, PeerError::Late(self.options.greeting));
             self.settle(&connection, ConnectionState::Over);
         }
-        let mut table = self.table();
-        if !may_greet_still && table.greets_until == Some(until) {
-            table.greets_until = None;
+        if let Some(since) = oldest {
+            self.want_after(GREETINGS, (since + late_after).saturating_duration_since(now));
         }
     }
 }

@@ -43,7 +43,7 @@ use rustix::process::{PidfdFlags, geteuid, getpid, pidfd_open};
 
 use super::connection::{Connection, ConnectionState, Kind};
 use super::packets::{Packet, PacketSocket};
-use super::{GRACE, SOON, SWEEP, Shared};
+use super::{GRACE, SOON, Shared};
 use crate::takeover::{
     TakeoverAnswer, TakeoverError, TakeoverOffer, TakeoverRequest, VM_DESCRIPTORS_MAX, VmHead,
 };
@@ -205,7 +205,7 @@ impl<'a> PausedServer<'a> {
     fn take_vms(&mut self, successor: &PacketSocket) -> Result<(), TakeoverError> {
         let shared = self.shared;
         // VMs are served meanwhile: a peer may take as long as a message may.
-        let greetings = shared.options.greeting + GRACE + 2 * SWEEP;
+        let greetings = shared.options.greeting + 2 * GRACE;
         shared.wait_until(greetings, successor, || !shared.is_greeting())?;
         self.connections = shared.table().connections.values().cloned().collect();
         self.connections.iter().for_each(|connection| connection.pause(true));

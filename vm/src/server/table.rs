@@ -29,9 +29,6 @@ pub(super) struct Table {
     pub(super) last: u64,
     pub(super) ahead: VecDeque<u64>,
     pub(super) soon: VecDeque<(Instant, u64)>,
-    pub(super) next_sweep: Option<Instant>,
-    /// When the youngest greeting is late; `None` when none is left. A sweep finds out, however late it comes itself.
-    pub(super) greets_until: Option<Instant>,
     pub(super) vms_total: u64,
     pub(super) vms_taken_over: u64,
     pub(super) vms_handed_over: u64,

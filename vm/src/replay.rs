@@ -2,11 +2,16 @@
 //!
 //! ```text
 //!   record     9 512 3 4 700 | 1 8 8192 5 ..              pages in the order of their first touch
-//!   batches    3 4 9 512 700 | 1 5 8 8192 ..              256 pages, then 512, .. , 8,192: each sorted
+//!   batches    3 4 9 512 700 | 1 5 8 8192 ..              256 pages, then 512, .. , 8,192 (an object: then 1,024, ..
+//!                                                         65,536): each sorted
 //!   pieces     [3 4 9] [512 700] | [1 5 8] [8192] ..      what of a batch lies in the same 2 MiB of the image
-//!   reads      3--9    512   700                          gaps of up to 16 KiB are read with what lies around them
+//!   reads      3--9    512   700                          small gaps are read with what lies around them
 //!   supplied   3 4  9  512   700                          exactly the pages of the record, if they are what they were
 //! ```
+//!
+//! **Reads.** A gap of 16 KiB costs a local disk less than another request. A store's requests cost 20 ms, and the disk
+//! tier reads and compares 64 KiB at once ([`ReplayReads::REMOTE`]). Bytes that are read beyond the record's pages stay
+//! in the cache, where later batches find them. So an object whose pages lie scattered is fetched once, if it fits.
 //!
 //! Large sorted reads are what a device is fast at; the order of touch is what a VM waits for. So the record is sorted
 //! in batches: small at first, since the VM begins with them, and large later, when the replay is ahead. Pieces do not
@@ -28,17 +33,58 @@ use quinion::internals::units::PAGE_SIZE;
 use super::fault_record::{FaultRecord, RecordedPage};
 
 const PAGE: u64 = PAGE_SIZE as u64;
-/// Pages of the first batch, and of the largest.
-const BATCH_PAGES: Range<usize> = 256..8192;
+/// Pages of the first batch.
+const BATCH_PAGES: usize = 256;
 /// Pages of the image in which a piece lies: 2 MiB.
 const PIECE_PAGES: u32 = 512;
-/// The longest gap that is read with what lies around it, in pages.
-const GAP_PAGES_MAX: u32 = 4;
 /// Pages that are compared before a record may be found stale.
 const COMPARED_MIN: u64 = 256;
 
+/// How the pages of a record are read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ReplayReads {
+    /// Reads begin and end at multiples of so many pages of the image: a power of two, [`PIECE_PAGES`] at most.
+    pub(super) unit_pages: u32,
+    /// The longest gap that is read with what lies around it, in pages.
+    pub(super) gap_pages_max: u32,
+    /// A batch has so many times the pages of the one before, up to `batch_pages_max`.
+    pub(super) batch_growth: usize,
+    pub(super) batch_pages_max: usize,
+    /// How many bytes are read before what is supplied, at most.
+    pub(super) ahead_bytes: u64,
+}
+
+impl ReplayReads {
+    pub(super) const LOCAL: Self = Self {
+        unit_pages: 1,
+        gap_pages_max: 4,
+        batch_growth: 2,
+        batch_pages_max: 8192,
+        ahead_bytes: 8 << 20,
+    };
+    /// An extent of the disk tier; of a store that answers 32 requests at a time, each after 20 ms, at 1 GB/s, what one
+    /// of them could bring in its time; and somewhat more than all of them could.
+    pub(super) const REMOTE: Self = Self {
+        unit_pages: 16,
+        gap_pages_max: 128,
+        batch_growth: 4,
+        batch_pages_max: 1 << 16,
+        ahead_bytes: 64 << 20,
+    };
+
+    fn of_pages(self, entries: &[RecordedPage]) -> impl Iterator<Item = Range<u64>> + '_ {
+        entries.chunk_by(move |a, b| b.page - a.page <= self.gap_pages_max + 1).map(move |read| {
+            let (first, last) = (read[0].page, read[read.len() - 1].page);
+            let (first, end) = (first / self.unit_pages, last / self.unit_pages + 1);
+            let unit_bytes = u64::from(self.unit_pages) * PAGE;
+            u64::from(first) * unit_bytes..u64::from(end) * unit_bytes
+        })
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Replay {
+    reads: ReplayReads,
     entries: Vec<RecordedPage>,
     /// Which entries each piece has, and how many bytes the pieces before it read.
     pieces: Vec<(Range<usize>, u64)>,
@@ -59,23 +105,23 @@ pub(super) struct ReplayCursor {
 }
 
 impl Replay {
-    pub(super) fn new(record: &FaultRecord) -> Self {
+    pub(super) fn new(record: &FaultRecord, reads: ReplayReads) -> Self {
         let (mut entries, mut pieces) = (record.entries().to_vec(), Vec::new());
-        let (mut begin, mut batch, mut read) = (0, BATCH_PAGES.start, 0);
+        let (mut begin, mut batch, mut read) = (0, BATCH_PAGES, 0);
         while begin < entries.len() {
             let end = entries.len().min(begin + batch);
             entries[begin..end].sort_unstable_by_key(|entry| entry.page);
             for piece in entries[begin..end].chunk_by(|a, b| a.page / PIECE_PAGES == b.page / PIECE_PAGES) {
                 pieces.push((begin..begin + piece.len(), read));
-                read += reads_of(piece).map(|read| read.end - read.start).sum::<u64>();
+                read += reads.of_pages(piece).map(|read| read.end - read.start).sum::<u64>();
                 begin += piece.len();
             }
-            batch = (2 * batch).min(BATCH_PAGES.end);
+            batch = (reads.batch_growth * batch).min(reads.batch_pages_max);
         }
         let mut named = vec![0; entries.iter().map(|entry| entry.page as usize / 64 + 1).max().unwrap_or(0)];
         entries.iter().for_each(|entry| named[entry.page as usize / 64] |= 1 << (entry.page % 64));
         let (compared, differing) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { entries, pieces, named, compared, differing, is_stale: AtomicBool::new(false) }
+        Self { reads, entries, pieces, named, compared, differing, is_stale: AtomicBool::new(false) }
     }
 
     pub(super) fn names(&self, offset: u64) -> bool {
@@ -96,13 +142,6 @@ impl Replay {
         let is_stale = compared >= COMPARED_MIN && 2 * differing > compared;
         (is_stale && !self.is_stale.swap(true, Ordering::Relaxed)).then_some((differing, compared))
     }
-}
-
-fn reads_of(entries: &[RecordedPage]) -> impl Iterator<Item = Range<u64>> + '_ {
-    entries.chunk_by(|a, b| b.page - a.page <= GAP_PAGES_MAX + 1).map(|read| {
-        let (first, last) = (&read[0], &read[read.len() - 1]);
-        u64::from(first.page) * PAGE..(u64::from(last.page) + 1) * PAGE
-    })
 }
 
 impl ReplayCursor {
@@ -127,14 +166,14 @@ impl ReplayCursor {
         self.warm = self.warm.max(self.piece);
     }
 
-    /// The ranges to be read now, so that `bytes_max` bytes are on their way at most, or one piece.
-    pub(super) fn warm(&mut self, replay: &Replay, bytes_max: u64) -> Vec<Range<u64>> {
-        let mut reads = Vec::new();
+    /// The ranges to be read now, so that as many bytes are on their way as are read ahead at most, or one piece.
+    pub(super) fn warm(&mut self, replay: &Replay) -> Vec<Range<u64>> {
+        let (mut reads, bytes_max) = (Vec::new(), replay.reads.ahead_bytes);
         while self.has_more(replay)
             && let Some((piece, before)) = replay.pieces.get(self.warm)
             && (self.warm == self.piece || before - replay.pieces[self.piece].1 < bytes_max)
         {
-            reads.extend(reads_of(&replay.entries[piece.clone()]));
+            reads.extend(replay.reads.of_pages(&replay.entries[piece.clone()]));
             self.warm += 1;
         }
         reads
@@ -154,10 +193,10 @@ mod tests {
         recorder.record()
     }
 
-    fn replayed(replay: &Replay, bytes_max: u64, warm_bytes: u64) -> (Vec<u32>, Vec<Range<u64>>) {
+    fn replayed(replay: &Replay, bytes_max: u64) -> (Vec<u32>, Vec<Range<u64>>) {
         let (mut cursor, mut pages, mut reads) = (ReplayCursor::default(), Vec::new(), Vec::new());
         while cursor.has_more(replay) {
-            reads.append(&mut cursor.warm(replay, warm_bytes));
+            reads.append(&mut cursor.warm(replay));
             let next = cursor.next(replay, bytes_max).expect("there is more");
             assert!(!next.is_empty() && next.len() as u64 * PAGE <= bytes_max.max(PAGE));
             assert!(next.windows(2).all(|pair| pair[0].page + 1 == pair[1].page));
@@ -174,25 +213,34 @@ mod tests {
 
     #[test]
     fn a_batch_is_read_in_the_order_of_the_image_and_small_gaps_with_it() {
-        let replay = Replay::new(&traced(&[700, 9, 3, 512, 4, 1023]));
-        let (pages, reads) = replayed(&replay, 1 << 20, 1 << 20);
+        let replay = Replay::new(&traced(&[700, 9, 3, 512, 4, 1023]), ReplayReads::LOCAL);
+        let (pages, reads) = replayed(&replay, 1 << 20);
         assert_eq!(pages, [3, 4, 9, 512, 700, 1023]);
         let bytes = |first: u64, last: u64| first * PAGE..(last + 1) * PAGE;
         assert_eq!(reads, [bytes(3, 9), bytes(512, 512), bytes(700, 700), bytes(1023, 1023)]);
     }
 
     #[test]
+    fn an_object_is_read_by_extents_of_the_disk_tier_and_over_gaps_that_a_request_spans() {
+        let replay = Replay::new(&traced(&[130, 70, 17, 3, 511, 512]), ReplayReads::REMOTE);
+        let (pages, reads) = replayed(&replay, 1 << 20);
+        assert_eq!(pages, [3, 17, 70, 130, 511, 512]);
+        let units = |first: u64, end: u64| 16 * first * PAGE..16 * end * PAGE;
+        assert_eq!(reads, [units(0, 9), units(31, 32), units(32, 33)]);
+    }
+
+    #[test]
     fn a_trace_names_its_pages_and_no_others() {
-        let replay = Replay::new(&traced(&[64, 0, 63, 700]));
+        let replay = Replay::new(&traced(&[64, 0, 63, 700]), ReplayReads::LOCAL);
         let named = (0..1000).filter(|&page| replay.names(page * PAGE + page % PAGE));
         assert_eq!(Vec::from_iter(named), [0, 63, 64, 700]);
-        assert!(!Replay::new(&traced(&[])).names(0));
+        assert!(!Replay::new(&traced(&[]), ReplayReads::LOCAL).names(0));
     }
 
     #[test]
     fn pages_of_the_beginning_come_before_those_of_the_end_wherever_they_lie() {
         let order: Vec<u32> = (0..2000).map(|i| 5000 - i).collect();
-        let (pages, _) = replayed(&Replay::new(&traced(&order)), 1 << 20, 1 << 20);
+        let (pages, _) = replayed(&Replay::new(&traced(&order), ReplayReads::LOCAL), 1 << 20);
         let first: Vec<u32> = pages[..256].to_vec();
         assert!(first.iter().all(|page| order[..256].contains(page)));
         assert!(first.is_sorted());
@@ -200,7 +248,7 @@ mod tests {
 
     #[test]
     fn a_trace_of_another_snapshot_is_given_up_once_and_one_of_this_is_not() {
-        let replay = Replay::new(&traced(&(0..1000).collect::<Vec<_>>()));
+        let replay = Replay::new(&traced(&(0..1000).collect::<Vec<_>>()), ReplayReads::LOCAL);
         assert_eq!(replay.note(COMPARED_MIN - 1, COMPARED_MIN - 1), None, "too few to say so");
         assert_eq!(replay.note(COMPARED_MIN + 1, 0), None, "half of them are right");
         assert!(ReplayCursor::default().has_more(&replay));
@@ -215,11 +263,13 @@ mod tests {
         fn each_page_is_read_and_supplied_once(
             pages in prop::collection::vec(0..20_000_u32, 0..3000),
             bytes_max in 1..600_u64,
-            warm_bytes in 0..4_000_000_u64,
+            ahead_bytes in 0..4_000_000_u64,
+            is_remote in any::<bool>(),
         ) {
             let record = traced(&pages);
-            let replay = Replay::new(&record);
-            let (mut found, reads) = replayed(&replay, bytes_max * PAGE, warm_bytes);
+            let kind = if is_remote { ReplayReads::REMOTE } else { ReplayReads::LOCAL };
+            let replay = Replay::new(&record, ReplayReads { ahead_bytes, ..kind });
+            let (mut found, reads) = replayed(&replay, bytes_max * PAGE);
             found.sort_unstable();
             let mut wanted: Vec<u32> = record.entries().iter().map(|entry| entry.page).collect();
             wanted.sort_unstable();

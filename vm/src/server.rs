@@ -96,7 +96,7 @@ use quinion::{Cache, File, Image};
 
 use crate::fault_record::{FaultRecord, ImageIdentity, Recorder};
 use crate::message::DESCRIPTORS_MAX;
-use crate::replay::Replay;
+use crate::replay::{Replay, ReplayReads};
 use crate::snapshot::{Snapshot, UNNAMED};
 use crate::stats::{RestoreStats, VmStats};
 use crate::streams::STREAMS;
@@ -137,6 +137,8 @@ const DESCRIPTORS_OTHERS: usize = 32;
 /// How far reads may run ahead of a stream of a VM, in bytes. All of its streams together get half of its share of the
 /// cache, as long as that is more than the least.
 const REACH: std::ops::Range<u64> = 2 << 20..14 << 20;
+/// The part of the cache's memory that the reads of a replayed record may be ahead of what is supplied.
+const AHEAD_SHARE: u64 = 16;
 /// When something that was refused is tried again.
 const SOON: Duration = Duration::from_millis(1);
 /// When a VM that waits for a read is looked at again, also if the read has not ended or has failed.
@@ -314,7 +316,7 @@ impl Server {
             ServerSockets::open(socket, &snapshot, &options)?;
         let shared = Shared {
             recorder: recorder.map(Mutex::new),
-            replay: record.as_ref().map(Replay::new),
+            replay: record.as_ref().map(|record| Replay::new(record, replay_reads(cache, &snapshot))),
             threads_max: options.vms_max + REFUSED_MAX + stuck_max,
             reach_bytes: (cache.stats().memory_bytes / (options.vms_max * 2 * STREAMS) as u64)
                 .clamp(REACH.start, REACH.end),
@@ -526,6 +528,15 @@ impl ServerSockets {
         let (listener, successors) = (doubled(&succession.listener)?, doubled(&succession.successors)?);
         Ok(Self { listener, successors, inodes: succession.inodes, succession: Some(succession) })
     }
+}
+
+fn replay_reads(cache: &Cache, snapshot: &Snapshot) -> ReplayReads {
+    if !snapshot.reads_may_hang() {
+        return ReplayReads::LOCAL;
+    }
+    let share = cache.stats().memory_bytes / AHEAD_SHARE;
+    let ahead_bytes = share.clamp(ReplayReads::LOCAL.ahead_bytes, ReplayReads::REMOTE.ahead_bytes);
+    ReplayReads { ahead_bytes, ..ReplayReads::REMOTE }
 }
 
 pub(crate) fn check_options(options: &RestoreOptions) -> Result<()> {

@@ -307,7 +307,7 @@ impl Vm {
     }
 
     fn supply_replayed(&mut self, replay: &Replay, common: &VmShared<'_>) -> Result<AheadStep, PeerError> {
-        let reads = self.replayed.warm(replay, WARM_BYTES);
+        let reads = self.replayed.warm(replay);
         self.read_ahead(reads, common);
         let mut left = self.ahead_bytes;
         for _ in 0..AHEAD_RUNS {

@@ -17,6 +17,7 @@ use super::ahead::AHEAD_BYTES_MAX;
 use super::*;
 use crate::fault_record::{FaultRecord, Recorder};
 use crate::pages::MappedRegion;
+use crate::replay::ReplayReads;
 use crate::streams::WINDOW_BYTES_MAX;
 use crate::uffd::FaultKind;
 
@@ -233,7 +234,7 @@ fn steps_of_a_record_are_large_while_the_vm_wants_its_pages() {
     for way in ways("steps_of_a_record_are_large_while_the_vm_wants_its_pages") {
         let mut vm = QuietVm::new(way, 32 * MIB);
         let record = record(&vm.snapshot, 0..8 * MIB / PAGE);
-        vm.replay = Some(Replay::new(&record));
+        vm.replay = Some(Replay::new(&record, ReplayReads::LOCAL));
         assert_eq!(vm.step(), AHEAD_BYTES, "{way:?}: no fault has come");
         vm.touched(6 * MIB);
         assert_eq!(vm.step(), AHEAD_BYTES_MAX, "{way:?}: the record names it");

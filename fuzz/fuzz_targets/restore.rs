@@ -27,14 +27,14 @@ const IMAGE_BYTES: u64 = 64 << 12;
 const FOLDER: &str = "/dev/shm";
 const QUICK: Duration = Duration::from_secs(10);
 
-struct Stage {
+struct Fixture {
     folder: tempfile::TempDir,
     other: std::fs::File,
     _server: Server,
     _cache: Cache,
 }
 
-impl Stage {
+impl Fixture {
     fn new() -> Self {
         let folder = tempfile::Builder::new().prefix("quinion-fuzz").tempdir_in(FOLDER).unwrap();
         let image = folder.path().join("image");
@@ -99,7 +99,7 @@ impl Stage {
 }
 
 fuzz_target!(|data: &[u8]| {
-    static STAGE: OnceLock<Stage> = OnceLock::new();
+    static FIXTURE: OnceLock<Fixture> = OnceLock::new();
     let Some((&kind, message)) = data.split_first() else { return };
-    STAGE.get_or_init(Stage::new).run(kind, message);
+    FIXTURE.get_or_init(Fixture::new).run(kind, message);
 });

@@ -201,7 +201,7 @@ impl Owner for CheckedOwner {
     }
 }
 
-struct Stage {
+struct Fixture {
     _folder: tempfile::TempDir,
     service: Service,
     owner: Arc<CheckedOwner>,
@@ -219,7 +219,7 @@ fn content(at: usize) -> u64 {
     (at as u64 / 8).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-impl Stage {
+impl Fixture {
     fn new() -> Self {
         let folder = tempfile::Builder::new().prefix("quinion-fuzz").tempdir_in(FOLDER).unwrap();
         let make = |name: &str| {
@@ -381,8 +381,8 @@ impl Stage {
 }
 
 fuzz_target!(|data: &[u8]| {
-    static STAGE: OnceLock<Stage> = OnceLock::new();
+    static FIXTURE: OnceLock<Fixture> = OnceLock::new();
     let ops: Vec<Op> = Bytes(data).take(OPS_MAX).collect();
     report::trying("serve", &ops);
-    STAGE.get_or_init(Stage::new).run(&ops);
+    FIXTURE.get_or_init(Fixture::new).run(&ops);
 });

@@ -52,7 +52,7 @@ struct Counts {
     done: AtomicBool,
 }
 
-struct Stage {
+struct Fixture {
     server: Server,
     store: CachedStore,
     subjects: Vec<Subject>,
@@ -71,7 +71,7 @@ fn add(count: &AtomicU64, more: u64) {
     count.fetch_add(more, Ordering::Relaxed);
 }
 
-impl Stage {
+impl Fixture {
     fn new() -> Self {
         let server = Server::new();
         let subjects = SIZES.iter().enumerate().map(|(at, &len)| {
@@ -121,7 +121,7 @@ impl Stage {
 }
 
 struct Reader<'s> {
-    stage: &'s Stage,
+    fixture: &'s Fixture,
     state: u64,
     runtime: tokio::runtime::Runtime,
     files: Vec<Option<(ObjectFile, u32)>>,
@@ -142,32 +142,32 @@ impl Reader<'_> {
 
     fn file(&mut self, at: usize) -> Option<(ObjectFile, u32)> {
         if self.files[at].is_none() || self.below(2000) == 0 {
-            let subject = &self.stage.subjects[at];
+            let subject = &self.fixture.subjects[at];
             let least = subject.told.load(Ordering::SeqCst);
-            match self.stage.store.objects().open(&subject.path) {
+            match self.fixture.store.objects().open(&subject.path) {
                 Ok(file) => {
                     let version = version_of(file.meta().e_tag.as_deref().unwrap()).unwrap();
                     assert!(version >= least, "version {version}, and {least} was told before");
                     subject.told.fetch_max(version, Ordering::SeqCst);
                     self.files[at] = Some((file, version));
                 }
-                Err(error) => drop(self.stage.note_error(&error)),
+                Err(error) => drop(self.fixture.note_error(&error)),
             }
         }
         self.files[at].clone()
     }
 
     fn failed(&mut self, at: usize, error: &Error) {
-        if self.stage.note_error(error) {
+        if self.fixture.note_error(error) {
             self.files[at] = None;
         }
     }
 
     #[track_caller]
     fn check(&self, at: usize, version: u32, offset: u64, bytes: &[u8]) {
-        let is_right = self.stage.subjects[at].checker.is_of(version, offset, bytes);
+        let is_right = self.fixture.subjects[at].checker.is_of(version, offset, bytes);
         assert!(is_right, "{} bytes at {offset} of object {at} are not of version {version}", bytes.len());
-        self.stage.note_read(bytes.len());
+        self.fixture.note_read(bytes.len());
     }
 
     fn step(&mut self) {
@@ -228,11 +228,11 @@ impl Reader<'_> {
 
     fn get_by_the_trait(&mut self, at: usize) {
         let range = self.range(at);
-        let subject = &self.stage.subjects[at];
+        let subject = &self.fixture.subjects[at];
         let least = subject.told.load(Ordering::SeqCst);
         let options = GetOptions::new().with_range(Some(range.clone()));
         let got = self.runtime.block_on(async {
-            let result = self.stage.store.get_opts(&subject.path, options).await?;
+            let result = self.fixture.store.get_opts(&subject.path, options).await?;
             let version = version_of(result.meta.e_tag.as_deref().unwrap()).unwrap();
             assert!(version >= least, "version {version}, and {least} was told before");
             subject.told.fetch_max(version, Ordering::SeqCst);
@@ -249,11 +249,11 @@ impl Reader<'_> {
 
     fn get_ranges_by_the_trait(&mut self, at: usize) {
         let ranges = [self.range(at), self.range(at)];
-        let subject = &self.stage.subjects[at];
+        let subject = &self.fixture.subjects[at];
         let least = subject.told.load(Ordering::SeqCst);
-        match self.runtime.block_on(self.stage.store.get_ranges(&subject.path, &ranges)) {
+        match self.runtime.block_on(self.fixture.store.get_ranges(&subject.path, &ranges)) {
             Ok(all) => {
-                let most = self.stage.server.control.version(subject.path.as_ref()).unwrap();
+                let most = self.fixture.server.control.version(subject.path.as_ref()).unwrap();
                 let parts: Vec<_> =
                     ranges.iter().zip(&all).map(|(range, bytes)| (range.start, &bytes[..])).collect();
                 let lens = ranges
@@ -262,7 +262,7 @@ impl Reader<'_> {
                     .all(|(range, bytes)| bytes.len() as u64 == range.end - range.start);
                 let version = subject.checker.version_of_all(least..=most, &parts);
                 assert!(lens && version.is_some(), "of none of {least}..={most}: {ranges:?}");
-                all.iter().for_each(|bytes| self.stage.note_read(bytes.len()));
+                all.iter().for_each(|bytes| self.fixture.note_read(bytes.len()));
             }
             Err(error) => self.note_store_error(&error),
         }
@@ -272,7 +272,7 @@ impl Reader<'_> {
         use object_store::Error as E;
         let is_change = matches!(error, E::Precondition { .. });
         assert!(is_change || matches!(error, E::Generic { .. }), "{error:?}");
-        add(if is_change { &self.stage.counts.changed } else { &self.stage.counts.failed }, 1);
+        add(if is_change { &self.fixture.counts.changed } else { &self.fixture.counts.failed }, 1);
     }
 }
 
@@ -286,37 +286,37 @@ impl Drop for EndOnPanic<'_> {
     }
 }
 
-fn read(stage: &Stage, seed: u64) {
-    let _end = EndOnPanic(&stage.counts);
+fn read(fixture: &Fixture, seed: u64) {
+    let _end = EndOnPanic(&fixture.counts);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let files = SIZES.iter().map(|_| None).collect();
-    let mut reader = Reader { stage, state: seed | 1, runtime, files, pins: Vec::new() };
-    while stage.goes_on() {
+    let mut reader = Reader { fixture, state: seed | 1, runtime, files, pins: Vec::new() };
+    while fixture.goes_on() {
         reader.step();
     }
 }
 
-fn replace(stage: &Stage) {
+fn replace(fixture: &Fixture) {
     let (mut state, mut next) = (77, 0);
-    while stage.goes_on() {
-        if stage.counts.reads.load(Ordering::Relaxed) < next {
+    while fixture.goes_on() {
+        if fixture.counts.reads.load(Ordering::Relaxed) < next {
             std::thread::sleep(Duration::from_millis(1));
             continue;
         }
         next += READS_OF_A_VERSION;
         let at = random(&mut state, SIZES.len() as u64) as usize;
-        stage.server.control.change(stage.subjects[at].path.as_ref());
+        fixture.server.control.change(fixture.subjects[at].path.as_ref());
     }
 }
 
-fn tell(stage: &Stage) {
+fn tell(fixture: &Fixture) {
     let begun = Instant::now();
     let mut told = begun;
-    while stage.goes_on() {
+    while fixture.goes_on() {
         std::thread::sleep(Duration::from_millis(20));
         if told.elapsed() > Duration::from_secs(10) && std::io::stderr().is_terminal() {
-            let reads = stage.counts.reads.load(Ordering::Relaxed);
-            eprintln!("{reads} of {} reads in {:?}", stage.wanted, begun.elapsed());
+            let reads = fixture.counts.reads.load(Ordering::Relaxed);
+            eprintln!("{reads} of {} reads in {:?}", fixture.wanted, begun.elapsed());
             told = Instant::now();
         }
     }
@@ -324,16 +324,16 @@ fn tell(stage: &Stage) {
 
 #[test]
 fn reads_under_faults_are_of_one_version_and_none_older_than_the_last_told() {
-    let stage = &Stage::new();
+    let fixture = &Fixture::new();
     let begun = Instant::now();
     std::thread::scope(|scope| {
         (0..READERS)
-            .for_each(|reader| drop(scope.spawn(move || read(stage, 0x9e37_79b9 * (reader as u64 + 1)))));
-        scope.spawn(|| replace(stage));
-        scope.spawn(|| tell(stage));
+            .for_each(|reader| drop(scope.spawn(move || read(fixture, 0x9e37_79b9 * (reader as u64 + 1)))));
+        scope.spawn(|| replace(fixture));
+        scope.spawn(|| tell(fixture));
     });
     let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
-    let Counts { reads, bytes, changed, failed, .. } = &stage.counts;
+    let Counts { reads, bytes, changed, failed, .. } = &fixture.counts;
     println!(
         "{} reads of {} bytes in {:?}, {} of a replaced object, {} failed",
         of(reads),
@@ -342,10 +342,10 @@ fn reads_under_faults_are_of_one_version_and_none_older_than_the_last_told() {
         of(changed),
         of(failed)
     );
-    println!("{:?}\n{:?}", stage.server.control.faults(), stage.store.objects().stats());
-    assert!(of(reads) >= stage.wanted && of(changed) > 0);
+    println!("{:?}\n{:?}", fixture.server.control.faults(), fixture.store.objects().stats());
+    assert!(of(reads) >= fixture.wanted && of(changed) > 0);
     assert!(of(failed) < of(reads) / 10, "most reads bring bytes");
-    let kinds = stage.server.control.faults().len();
+    let kinds = fixture.server.control.faults().len();
     assert!(kinds >= 10, "{kinds} kinds of faults");
-    stage.store.objects().cache().check().unwrap();
+    fixture.store.objects().cache().check().unwrap();
 }

@@ -24,7 +24,7 @@ const PAGE: usize = 4096;
 const PAGES: usize = 96;
 
 /// A cache, a viewer of it, and a file that both have open.
-struct Stage {
+struct Fixture {
     viewer: Viewer,
     /// The owner's.
     owners: quinion::File,
@@ -38,7 +38,7 @@ struct Stage {
     _file: tempfile::NamedTempFile,
 }
 
-impl Stage {
+impl Fixture {
     fn new() -> Self {
         let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
         let content: Vec<u8> = (0..PAGES * PAGE).map(|at| (at / PAGE * 31 + at % 251) as u8).collect();
@@ -106,73 +106,73 @@ impl Stage {
 
 #[test]
 fn an_uncached_read_leaves_nothing_behind() {
-    let stage = Stage::new();
+    let fixture = Fixture::new();
     for round in 0..3 {
         for position in (0..PAGES * PAGE).step_by(8 * PAGE) {
-            let read = stage.read_uncached(position, 8 * PAGE);
+            let read = fixture.read_uncached(position, 8 * PAGE);
             assert_eq!((read.bytes, read.end), (8 * PAGE, ReadEnd::Full), "round {round}");
         }
-        stage.cached_becomes(0);
+        fixture.cached_becomes(0);
     }
 }
 
 #[test]
 fn pages_cached_before_an_uncached_read_stay_and_are_used() {
-    let stage = Stage::new();
-    stage.viewer.advise(&stage.file(), Advice::Random, 0, u64::MAX);
-    assert_eq!(stage.read(16 * PAGE, 4 * PAGE).bytes, 4 * PAGE);
-    stage.cached_becomes(4);
-    let read = stage.read_uncached(16 * PAGE, 4 * PAGE);
+    let fixture = Fixture::new();
+    fixture.viewer.advise(&fixture.file(), Advice::Random, 0, u64::MAX);
+    assert_eq!(fixture.read(16 * PAGE, 4 * PAGE).bytes, 4 * PAGE);
+    fixture.cached_becomes(4);
+    let read = fixture.read_uncached(16 * PAGE, 4 * PAGE);
     assert_eq!((read.bytes, read.asked), (4 * PAGE, 0), "the owner was asked for what was there");
-    assert_eq!(stage.read_uncached(0, PAGES * PAGE).bytes, PAGES * PAGE);
-    stage.cached_becomes(4);
-    assert_eq!(stage.read(16 * PAGE, 4 * PAGE).asked, 0);
+    assert_eq!(fixture.read_uncached(0, PAGES * PAGE).bytes, PAGES * PAGE);
+    fixture.cached_becomes(4);
+    assert_eq!(fixture.read(16 * PAGE, 4 * PAGE).asked, 0);
 }
 
 #[test]
 fn a_read_that_must_not_wait_takes_cached_bytes() {
-    let stage = Stage::new();
-    stage.viewer.advise(&stage.file(), Advice::Random, 0, u64::MAX);
-    assert_eq!(stage.read_ready(0, PAGE), None);
-    assert_eq!(stage.owners.cached_pages(), 0, "it started a fill");
-    assert_eq!(stage.read(0, 2 * PAGE).bytes, 2 * PAGE);
-    let part = stage.read_ready(100, 4 * PAGE).unwrap();
+    let fixture = Fixture::new();
+    fixture.viewer.advise(&fixture.file(), Advice::Random, 0, u64::MAX);
+    assert_eq!(fixture.read_ready(0, PAGE), None);
+    assert_eq!(fixture.owners.cached_pages(), 0, "it started a fill");
+    assert_eq!(fixture.read(0, 2 * PAGE).bytes, 2 * PAGE);
+    let part = fixture.read_ready(100, 4 * PAGE).unwrap();
     assert_eq!((part.bytes, part.asked, part.end), (2 * PAGE - 100, 0, ReadEnd::Full));
-    assert_eq!(stage.read_ready(2 * PAGE, PAGE), None);
+    assert_eq!(fixture.read_ready(2 * PAGE, PAGE), None);
     let size = (PAGES * PAGE) as u64;
-    assert_eq!(stage.read_ready(PAGES * PAGE, 10).unwrap().end, ReadEnd::EndOfFile(size));
+    assert_eq!(fixture.read_ready(PAGES * PAGE, 10).unwrap().end, ReadEnd::EndOfFile(size));
 }
 
 #[test]
 fn hints_reach_the_handle_and_the_range() {
-    let stage = Stage::new();
-    let file = stage.file();
+    let fixture = Fixture::new();
+    let file = fixture.file();
     // A read at random brings what it asks for, and nothing beside it.
-    stage.viewer.advise(&file, Advice::Random, 0, u64::MAX);
-    stage.read(40 * PAGE, PAGE);
-    stage.cached_becomes(1);
-    stage.viewer.advise(&file, Advice::WillNeed, 0, 8 * PAGE as u64);
-    stage.cached_becomes(9);
+    fixture.viewer.advise(&file, Advice::Random, 0, u64::MAX);
+    fixture.read(40 * PAGE, PAGE);
+    fixture.cached_becomes(1);
+    fixture.viewer.advise(&file, Advice::WillNeed, 0, 8 * PAGE as u64);
+    fixture.cached_becomes(9);
     // Its readers wait until it has arrived, and fetch nothing more.
-    assert_eq!(stage.read(0, 8 * PAGE).bytes, 8 * PAGE);
-    assert_eq!(stage.owners.cached_pages(), 9);
-    stage.viewer.advise(&file, Advice::DontNeed, 0, 8 * PAGE as u64);
-    stage.cached_becomes(1);
+    assert_eq!(fixture.read(0, 8 * PAGE).bytes, 8 * PAGE);
+    assert_eq!(fixture.owners.cached_pages(), 9);
+    fixture.viewer.advise(&file, Advice::DontNeed, 0, 8 * PAGE as u64);
+    fixture.cached_becomes(1);
     // A read from the start is the first of many again.
-    stage.viewer.advise(&file, Advice::DontNeed, 0, u64::MAX);
-    stage.cached_becomes(0);
-    stage.viewer.advise(&file, Advice::Normal, 0, u64::MAX);
-    stage.read(0, PAGE);
-    assert!(stage.owners.cached_pages() > 1, "nothing was read ahead");
+    fixture.viewer.advise(&file, Advice::DontNeed, 0, u64::MAX);
+    fixture.cached_becomes(0);
+    fixture.viewer.advise(&file, Advice::Normal, 0, u64::MAX);
+    fixture.read(0, PAGE);
+    assert!(fixture.owners.cached_pages() > 1, "nothing was read ahead");
 }
 
 #[test]
 fn nonsense_is_refused() {
-    let stage = Stage::new();
-    let ask = |handle, third| stage.viewer.request(Operation::Hint, [handle, 0, third]);
-    assert!(ask(stage.handle, 9 << 56).is_err(), "no such advice");
-    assert!(ask(stage.handle + 1, 0).is_err(), "no such handle");
-    assert!(ask(stage.handle, Advice::Passed.with_length(u64::MAX)).is_ok(), "nothing was passed");
+    let fixture = Fixture::new();
+    let ask = |handle, third| fixture.viewer.request(Operation::Hint, [handle, 0, third]);
+    assert!(ask(fixture.handle, 9 << 56).is_err(), "no such advice");
+    assert!(ask(fixture.handle + 1, 0).is_err(), "no such handle");
+    assert!(ask(fixture.handle, Advice::Passed.with_length(u64::MAX)).is_ok(), "nothing was passed");
 }
 
 /// 1. A file is open for writing; the owner, although asked for it often enough, does not copy it in the background: it

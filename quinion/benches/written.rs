@@ -26,13 +26,13 @@ const REPEATS: usize = 15;
 const READS: u64 = 200_000;
 
 /// A cache of one file: a folio of 512 pages, and one of a single page behind it.
-struct Stage {
+struct Fixture {
     arena: Arc<Arena>,
     mapping: Arc<Mapping>,
     head: Frame,
 }
 
-impl Stage {
+impl Fixture {
     fn new() -> Self {
         let arena = Arc::new(Arena::build(ArenaOptions { memory: 64 << 20 }).expect("64 MiB"));
         let backend: Arc<dyn Backend> = Arc::new(MemoryFile::new(vec![0; (PAGES as usize + 1) * PAGE_SIZE]));
@@ -77,11 +77,11 @@ fn median(mut numbers: Vec<f64>) -> f64 {
 }
 
 /// CPU nanoseconds of a hot read of `bytes` at `position`.
-fn hot(stage: &Stage, position: u64, bytes: usize) -> f64 {
+fn hot(fixture: &Fixture, position: u64, bytes: usize) -> f64 {
     let mut buffer = vec![0; bytes];
     let begin = cpu_ns();
     for _ in 0..READS {
-        stage.read(std::hint::black_box(position), &mut buffer);
+        fixture.read(std::hint::black_box(position), &mut buffer);
         std::hint::black_box(&buffer);
     }
     (cpu_ns() - begin) as f64 / READS as f64
@@ -89,7 +89,7 @@ fn hot(stage: &Stage, position: u64, bytes: usize) -> f64 {
 
 fn hot_reads() {
     println!("hot reads                 steady ns  written ns  written/steady");
-    let [steady, written] = [(); 2].map(|()| Stage::new());
+    let [steady, written] = [(); 2].map(|()| Fixture::new());
     [0, PAGES].iter().for_each(|&page| written.write(page, &[1; PAGE_SIZE]));
     for (name, position, bytes) in [
         ("64 B of order 0", PAGES * PAGE_SIZE as u64, 64),
@@ -109,15 +109,15 @@ fn hot_reads() {
 
 /// Reads for `time` while another thread writes with `pause` between: reads, those that had to try again, those that
 /// went for the lock, writes.
-fn against_a_writer(stage: &Stage, pause: Duration, time: Duration) -> [u64; 4] {
+fn against_a_writer(fixture: &Fixture, pause: Duration, time: Duration) -> [u64; 4] {
     let (stop, writes) = (AtomicBool::new(false), AtomicU64::new(0));
-    let view = stage.arena.view();
+    let view = fixture.arena.view();
     std::thread::scope(|threads| {
         let writer = threads.spawn(|| {
             let mut state = 1u64;
             while !stop.load(Ordering::Relaxed) {
                 state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-                stage.write((state >> 33) % PAGES, &[state as u8; PAGE_SIZE]);
+                fixture.write((state >> 33) % PAGES, &[state as u8; PAGE_SIZE]);
                 writes.fetch_add(1, Ordering::Relaxed);
                 let next = Instant::now() + pause;
                 while pause > Duration::ZERO && Instant::now() < next {
@@ -131,7 +131,7 @@ fn against_a_writer(stage: &Stage, pause: Duration, time: Duration) -> [u64; 4] 
         while Instant::now() < end {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             let page = (state >> 33) % PAGES;
-            let frame = stage.head.plus(page as u32);
+            let frame = fixture.head.plus(page as u32);
             let (sequence, from) = (view.own_write_sequence(frame), view.bytes(frame).expect("it exists"));
             // SAFETY: the page exists and the sequence is its; the buffer is a slice of this function.
             if !unsafe { try_copy_page(sequence, from, buffer.as_mut_ptr(), PAGE_SIZE) } {
@@ -139,7 +139,7 @@ fn against_a_writer(stage: &Stage, pause: Duration, time: Duration) -> [u64; 4] 
                 // SAFETY: as above.
                 if !unsafe { copy_page(sequence, from, buffer.as_mut_ptr(), PAGE_SIZE) } {
                     locked += 1;
-                    let held = stage.mapping.try_hold(PageIndex(page)).expect("it is there");
+                    let held = fixture.mapping.try_hold(PageIndex(page)).expect("it is there");
                     held.copy_out(page * PAGE_SIZE as u64, &mut buffer);
                 }
             }
@@ -155,10 +155,10 @@ fn against_a_writer(stage: &Stage, pause: Duration, time: Duration) -> [u64; 4] 
 fn retries() {
     println!("reads of one folio of 2 MiB against a writer of it, 4 KiB each at random");
     println!("writes/s     reads/s   tried again   went for the lock");
-    let stage = Stage::new();
+    let fixture = Fixture::new();
     let time = Duration::from_secs(2);
     for pause in [0, 1, 10, 100].map(Duration::from_micros) {
-        let [reads, retries, locked, writes] = against_a_writer(&stage, pause, time);
+        let [reads, retries, locked, writes] = against_a_writer(&fixture, pause, time);
         let second = time.as_secs();
         let [again, lock] = [retries, locked].map(|count| count as f64 / reads as f64);
         println!("{:8}  {:10}  {again:12.6}  {lock:18.6}", writes / second, reads / second);

@@ -22,15 +22,15 @@ use quinion::internals::sync::LockWait;
 use quinion::internals::units::{Frame, Order, Orders, PAGE_SIZE};
 use quinion::internals::xarray::{Kind, Value};
 use quinion_testing::ablations::{NodesAtMost, ThreeWalks};
-use quinion_testing::stages::mapping::{Stage, is_folio, page};
+use quinion_testing::fixtures::mapping::{MappingFixture, is_folio, page};
 
 const ONE: FolioShape = FolioShape::of(Orders::PAGES);
 
-fn short(nodes: u32) -> Stage {
-    Stage::new().with_hooks(NodesAtMost::hooks(nodes))
+fn short(nodes: u32) -> MappingFixture {
+    MappingFixture::new().with_hooks(NodesAtMost::hooks(nodes))
 }
-fn three_walks() -> Stage {
-    Stage::new().with_hooks(ThreeWalks::HOOKS)
+fn three_walks() -> MappingFixture {
+    MappingFixture::new().with_hooks(ThreeWalks::HOOKS)
 }
 fn added(shadow: Option<Value>) -> AddedFolio {
     AddedFolio::Added { shadow }
@@ -39,54 +39,58 @@ fn added(shadow: Option<Value>) -> AddedFolio {
 /// A01: a folio of any order counts with all its pages, and each page that it covers finds it.
 #[test]
 fn a01_a_folio_counts_with_its_pages_and_each_of_them_finds_it() {
-    let stage = Stage::new();
+    let fixture = MappingFixture::new();
     let mut pages = 0;
     for order in 0..=9u8 {
-        let folio = stage.folio(u64::from(order) << 9, order);
-        assert_eq!(stage.add(folio), added(None));
+        let folio = fixture.folio(u64::from(order) << 9, order);
+        assert_eq!(fixture.add(folio), added(None));
         pages += 1 << order;
-        assert_eq!(stage.pages(), pages, "order {order}");
+        assert_eq!(fixture.pages(), pages, "order {order}");
         for nth in 0..1 << order {
-            assert!(is_folio(stage.walk(folio.index.0 + nth), folio.frame), "page {nth} of order {order}");
+            assert!(is_folio(fixture.walk(folio.index.0 + nth), folio.frame), "page {nth} of order {order}");
         }
-        stage.complete(folio);
-        let held = stage.mapping.try_hold(folio.index).unwrap();
+        fixture.complete(folio);
+        let held = fixture.mapping.try_hold(folio.index).unwrap();
         assert_eq!((held.order(), held.frame()), (Order(order), folio.frame));
         drop(held);
         // What is in the way is not counted twice.
-        let other = stage.folio(folio.index.0, 0);
-        assert_eq!((stage.add(other), stage.pages()), (AddedFolio::Present, pages));
-        stage.free(other);
+        let other = fixture.folio(folio.index.0, 0);
+        assert_eq!((fixture.add(other), fixture.pages()), (AddedFolio::Present, pages));
+        fixture.free(other);
     }
-    stage.finish();
+    fixture.finish();
 }
 
 /// A07: of two threads that add folios at one index, one inserts its folio; the other is told so, and its frame is as
 /// before.
 #[test]
 fn a07_one_of_two_folios_at_an_index_goes_in_and_the_other_keeps_its_frame() {
-    let stage = Stage::new();
+    let fixture = MappingFixture::new();
     for round in 0..300 {
-        let folios = [stage.folio(round, 0), stage.folio(round, 0)];
-        let before = folios.map(|folio| stage.word(folio.frame));
+        let folios = [fixture.folio(round, 0), fixture.folio(round, 0)];
+        let before = folios.map(|folio| fixture.word(folio.frame));
         let start = Barrier::new(2);
         let got = thread::scope(|scope| {
             let add = |folio| {
                 start.wait();
-                stage.add(folio)
+                fixture.add(folio)
             };
             let other = scope.spawn(move || add(folios[1]));
             [add(folios[0]), other.join().unwrap()]
         });
         let winner = usize::from(got[1] == added(None));
         assert_eq!((got[winner], got[1 - winner]), (added(None), AddedFolio::Present));
-        assert_eq!(stage.word(folios[1 - winner].frame), before[1 - winner], "as if nothing had been tried");
-        assert!(is_folio(stage.walk(round), folios[winner].frame));
-        stage.complete(folios[winner]);
-        stage.free(folios[1 - winner]);
+        assert_eq!(
+            fixture.word(folios[1 - winner].frame),
+            before[1 - winner],
+            "as if nothing had been tried"
+        );
+        assert!(is_folio(fixture.walk(round), folios[winner].frame));
+        fixture.complete(folios[winner]);
+        fixture.free(folios[1 - winner]);
     }
-    assert_eq!(stage.pages(), 300);
-    stage.finish();
+    assert_eq!(fixture.pages(), 300);
+    fixture.finish();
 }
 
 /// A08: two threads that add pages at different indices of one shadow both succeed, and no index loses its entry.
@@ -103,16 +107,16 @@ fn a16_readers_of_a_shadow_that_is_taken_apart_see_no_folio_of_another_page() {
 }
 
 fn in_one_shadow(readers: u64, rounds: u64) {
-    let stage = Stage::new();
+    let fixture = MappingFixture::new();
     let (stop, seen) = (AtomicBool::new(false), AtomicU64::new(0));
     thread::scope(|scope| {
         for seed in 0..readers {
-            let (stage, stop, seen) = (&stage, &stop, &seen);
+            let (fixture, stop, seen) = (&fixture, &stop, &seen);
             scope.spawn(move || {
                 let mut at = seed;
                 while !stop.load(Ordering::Relaxed) {
                     at = (at * 13 + 7) % 512;
-                    seen.fetch_add(u64::from(read_page(stage, 512 + at)), Ordering::Relaxed);
+                    seen.fetch_add(u64::from(read_page(fixture, 512 + at)), Ordering::Relaxed);
                 }
             });
         }
@@ -120,14 +124,14 @@ fn in_one_shadow(readers: u64, rounds: u64) {
         let nobody_read = || readers > 0 && seen.load(Ordering::Relaxed) == 0;
         // Until the readers have read something: on a busy machine they begin late.
         for round in (0..).take_while(|&round| round < rounds || nobody_read()) {
-            stage.put_shadow(512, 9, round as u32);
+            fixture.put_shadow(512, 9, round as u32);
             let start = Barrier::new(2);
             let fill = |first: u64| {
                 start.wait();
                 for at in (first..128).step_by(2) {
-                    let folio = stage.folio(512 + at * 3, 0);
-                    assert_eq!(stage.add(folio), added(Some(Value::shadow(0, round as u32))));
-                    stage.complete(folio);
+                    let folio = fixture.folio(512 + at * 3, 0);
+                    assert_eq!(fixture.add(folio), added(Some(Value::shadow(0, round as u32))));
+                    fixture.complete(folio);
                 }
             };
             thread::scope(|pair| {
@@ -135,7 +139,7 @@ fn in_one_shadow(readers: u64, rounds: u64) {
                 fill(1);
             });
             for index in 0..512 {
-                match stage.load(512 + index).kind() {
+                match fixture.load(512 + index).kind() {
                     Kind::Folio(_) => assert!(index % 3 == 0 && index / 3 < 128, "a folio at {index}"),
                     Kind::Value(value) => {
                         assert_eq!((value.payload(), index < 384 && index % 3 == 0), (round as u32, false))
@@ -143,12 +147,12 @@ fn in_one_shadow(readers: u64, rounds: u64) {
                     lost => panic!("{lost:?} at {index}"),
                 }
             }
-            stage.check();
-            stage.mapping.lock().remove_all();
+            fixture.check();
+            fixture.mapping.lock().remove_all();
         }
         drop(finish);
     });
-    stage.finish();
+    fixture.finish();
 }
 
 /// Stops the readers also when the test fails.
@@ -160,8 +164,8 @@ impl Drop for AtEnd<'_> {
 }
 
 /// Reads a page without a lock, and checks its bytes; returns whether there was one.
-fn read_page(stage: &Stage, index: u64) -> bool {
-    let Ok(held) = stage.mapping.try_hold(page(index)) else { return false };
+fn read_page(fixture: &MappingFixture, index: u64) -> bool {
+    let Ok(held) = fixture.mapping.try_hold(page(index)) else { return false };
     let covered = held.first().0..held.first().0 + u64::from(held.order().pages());
     assert!(covered.contains(&index), "a folio of {covered:?} for page {index}");
     if held.is_readable() != quinion::internals::arena::ReadableState::Yes {
@@ -174,18 +178,18 @@ fn read_page(stage: &Stage, index: u64) -> bool {
 }
 
 /// Adds a folio at 77 into a shadow of order 15 with one node at a time; `gap` happens in between, once.
-fn with_a_gap(stage: &Stage, gap: impl FnOnce()) -> (NewFolio, AddedFolio) {
-    stage.put_shadow(0, 15, 5);
-    let folio = stage.folio(77, 0);
+fn with_a_gap(fixture: &MappingFixture, gap: impl FnOnce()) -> (NewFolio, AddedFolio) {
+    fixture.put_shadow(0, 15, 5);
+    let folio = fixture.folio(77, 0);
     let mut gap = Some(gap);
-    let before = stage.mapping.index().tree_counts();
-    let got = stage.mapping.add_folio_watched(folio, ONE, LockWait::Wait, &mut || {
+    let before = fixture.mapping.index().tree_counts();
+    let got = fixture.mapping.add_folio_watched(folio, ONE, LockWait::Wait, &mut || {
         if let Some(gap) = gap.take() {
             gap();
         }
     });
     assert!(gap.is_none(), "the nodes did not run out");
-    assert!(stage.mapping.index().tree_counts().refills > before.refills);
+    assert!(fixture.mapping.index().tree_counts().refills > before.refills);
     (folio, got)
 }
 
@@ -193,106 +197,108 @@ fn with_a_gap(stage: &Stage, gap: impl FnOnce()) -> (NewFolio, AddedFolio) {
 /// back.
 #[test]
 fn a09_a_folio_that_came_while_nodes_were_fetched_is_present() {
-    let stage = short(1);
-    let winner = stage.folio(77, 0);
-    let word = stage.word(winner.frame);
-    let (loser, got) = with_a_gap(&stage, || assert_eq!(stage.add(winner), added(Some(Value::shadow(0, 5)))));
+    let fixture = short(1);
+    let winner = fixture.folio(77, 0);
+    let word = fixture.word(winner.frame);
+    let (loser, got) =
+        with_a_gap(&fixture, || assert_eq!(fixture.add(winner), added(Some(Value::shadow(0, 5)))));
     assert_eq!(got, AddedFolio::Present);
-    assert!(is_folio(stage.walk(77), winner.frame));
-    assert!(!stage.word(loser.frame).is_live() && stage.word(loser.frame).holds() == 0);
-    assert_ne!(stage.word(winner.frame), word);
-    stage.free(loser);
-    assert_eq!(stage.mapping.index().spare_nodes(), 0, "what was fetched in vain went back");
-    stage.complete(winner);
-    stage.finish();
+    assert!(is_folio(fixture.walk(77), winner.frame));
+    assert!(!fixture.word(loser.frame).is_live() && fixture.word(loser.frame).holds() == 0);
+    assert_ne!(fixture.word(winner.frame), word);
+    fixture.free(loser);
+    assert_eq!(fixture.mapping.index().spare_nodes(), 0, "what was fetched in vain went back");
+    fixture.complete(winner);
+    fixture.finish();
 }
 
 /// A10: when the shadow is removed while the lock is let go for nodes, the folio is stored plainly and no shadow is
 /// returned.
 #[test]
 fn a10_a_shadow_that_went_while_nodes_were_fetched_is_not_reported() {
-    let stage = short(1);
-    let (folio, got) = with_a_gap(&stage, || stage.tree(|tree| tree.erase_range(0, 1 << 15, |_, _, _| {})));
+    let fixture = short(1);
+    let (folio, got) =
+        with_a_gap(&fixture, || fixture.tree(|tree| tree.erase_range(0, 1 << 15, |_, _, _| {})));
     assert_eq!(got, added(None));
-    assert_eq!(stage.dump().lines().count(), 1, "the folio alone");
-    assert!(is_folio(stage.walk(77), folio.frame));
-    stage.complete(folio);
-    stage.finish();
+    assert_eq!(fixture.dump().lines().count(), 1, "the folio alone");
+    assert!(is_folio(fixture.walk(77), folio.frame));
+    fixture.complete(folio);
+    fixture.finish();
 }
 
 /// A11: when a shadow of another order takes the place of the first while the lock is let go for nodes, that one is
 /// split and returned.
 #[test]
 fn a11_a_shadow_that_came_while_nodes_were_fetched_is_the_one_that_is_split() {
-    let stage = short(1);
-    let (folio, got) = with_a_gap(&stage, || {
-        stage.tree(|tree| tree.erase_range(0, 1 << 15, |_, _, _| {}));
-        stage.put_shadow(0, 9, 6);
+    let fixture = short(1);
+    let (folio, got) = with_a_gap(&fixture, || {
+        fixture.tree(|tree| tree.erase_range(0, 1 << 15, |_, _, _| {}));
+        fixture.put_shadow(0, 9, 6);
     });
     assert_eq!(got, added(Some(Value::shadow(0, 6))));
-    assert!(is_folio(stage.walk(77), folio.frame));
+    assert!(is_folio(fixture.walk(77), folio.frame));
     for index in (0..600).filter(|index| *index != 77) {
-        match stage.load(index).kind() {
+        match fixture.load(index).kind() {
             Kind::Value(value) => assert_eq!((value.payload(), index < 512), (6, true)),
             other => assert!(index >= 512 && other == Kind::Empty, "{other:?} at {index}"),
         }
     }
-    stage.complete(folio);
-    stage.finish();
+    fixture.complete(folio);
+    fixture.finish();
 }
 
 /// A12: when no node can be had, the folio is as before and still the caller's, and each index loads what it did.
 #[test]
 fn a12_a_folio_without_nodes_stays_its_callers_as_it_was() {
     for order in [1u8, 9, 15] {
-        let stage = short(0);
-        stage.put_shadow(0, order, 3);
-        let (folio, free) = (stage.folio(0, 0), stage.free_pages());
-        let (word, cells) = (stage.word(folio.frame), stage.arena.stats().cells_used);
-        let got = stage.add(folio);
+        let fixture = short(0);
+        fixture.put_shadow(0, order, 3);
+        let (folio, free) = (fixture.folio(0, 0), fixture.free_pages());
+        let (word, cells) = (fixture.word(folio.frame), fixture.arena.stats().cells_used);
+        let got = fixture.add(folio);
         if order == 1 {
             assert_eq!(got, added(Some(Value::shadow(0, 3))), "two slots of one node need no other");
-            stage.complete(folio);
-            stage.finish();
+            fixture.complete(folio);
+            fixture.finish();
             continue;
         }
         assert_eq!(got, AddedFolio::NoNode);
-        assert_eq!((stage.word(folio.frame), stage.arena.stats().cells_used), (word, cells));
+        assert_eq!((fixture.word(folio.frame), fixture.arena.stats().cells_used), (word, cells));
         assert!(
             (0..1 << order)
-                .all(|index| matches!(stage.load(index).kind(), Kind::Value(v) if v.payload() == 3))
+                .all(|index| matches!(fixture.load(index).kind(), Kind::Value(v) if v.payload() == 3))
         );
-        assert_eq!((stage.pages(), stage.free_pages()), (0, free));
-        stage.free(folio);
-        stage.finish();
+        assert_eq!((fixture.pages(), fixture.free_pages()), (0, free));
+        fixture.free(folio);
+        fixture.finish();
     }
 }
 
 /// A12: when fewer nodes can be had than are needed, those that were fetched go back.
 #[test]
 fn a12_an_arena_without_cells_leaves_nothing_in_stock() {
-    let stage = Stage::new();
-    stage.put_shadow(0, 15, 3);
-    let folio = stage.folio(77, 0);
-    while stage.arena.alloc(Order::MAX).is_some() {}
+    let fixture = MappingFixture::new();
+    fixture.put_shadow(0, 15, 3);
+    let folio = fixture.folio(77, 0);
+    while fixture.arena.alloc(Order::MAX).is_some() {}
     let mut all = Vec::new();
-    stage.arena.alloc_cells(usize::MAX / 2, &mut all, LockWait::Wait);
-    stage.arena.free_cell(all.pop().unwrap());
-    assert_eq!(stage.add(folio), AddedFolio::NoNode, "it needs two and there is one");
-    assert_eq!(stage.mapping.index().spare_nodes(), 0);
-    stage.arena.free_cells(all);
-    assert_eq!(stage.add(folio), added(Some(Value::shadow(0, 3))));
-    stage.complete(folio);
-    stage.finish();
+    fixture.arena.alloc_cells(usize::MAX / 2, &mut all, LockWait::Wait);
+    fixture.arena.free_cell(all.pop().unwrap());
+    assert_eq!(fixture.add(folio), AddedFolio::NoNode, "it needs two and there is one");
+    assert_eq!(fixture.mapping.index().spare_nodes(), 0);
+    fixture.arena.free_cells(all);
+    assert_eq!(fixture.add(folio), added(Some(Value::shadow(0, 3))));
+    fixture.complete(folio);
+    fixture.finish();
 }
 
 /// A14: a folio too large, or not aligned, is refused before the lock is taken.
 #[test]
 fn a14_an_impossible_folio_is_refused_before_anything_is_done() {
-    let stage = Stage::new();
-    stage.put_shadow(0, 9, 1);
-    let good = stage.folio(512, 9);
-    let (before, counts) = (stage.dump(), stage.mapping.index().tree_counts());
+    let fixture = MappingFixture::new();
+    fixture.put_shadow(0, 9, 1);
+    let good = fixture.folio(512, 9);
+    let (before, counts) = (fixture.dump(), fixture.mapping.index().tree_counts());
     for (index, frame, order, why) in [
         (0, good.frame.0, 10, "order 9 at most"),
         (4, good.frame.0, 3, "align"),
@@ -300,66 +306,70 @@ fn a14_an_impossible_folio_is_refused_before_anything_is_done() {
         (0, good.frame.0, 255, "order 9 at most"),
     ] {
         let folio = NewFolio { index: page(index), frame: Frame(frame), order: Order(order) };
-        let refused = catch_unwind(AssertUnwindSafe(|| stage.add(folio))).unwrap_err();
+        let refused = catch_unwind(AssertUnwindSafe(|| fixture.add(folio))).unwrap_err();
         let message = refused.downcast_ref::<String>().unwrap();
         assert!(message.contains(why), "{message}");
     }
-    assert_eq!(stage.mapping.index().tree_counts(), counts, "not even the lock was taken");
-    assert_eq!(stage.dump(), before);
-    stage.free(good);
+    assert_eq!(fixture.mapping.index().tree_counts(), counts, "not even the lock was taken");
+    assert_eq!(fixture.dump(), before);
+    fixture.free(good);
 }
 
 /// A15: an insertion for a write consumes the shadow and reports none, so that nothing is activated.
 #[test]
 fn a15_an_insertion_for_a_write_takes_the_shadow_and_says_nothing() {
-    let stage = Stage::new();
-    stage.put_shadow(64, 6, 9);
-    let folio = stage.folio(70, 0);
-    let got = stage.mapping.add_folio(folio, InsertPurpose::Write, LockWait::Wait);
+    let fixture = MappingFixture::new();
+    fixture.put_shadow(64, 6, 9);
+    let folio = fixture.folio(70, 0);
+    let got = fixture.mapping.add_folio(folio, InsertPurpose::Write, LockWait::Wait);
     assert_eq!(got, added(None));
-    assert!(is_folio(stage.load(70), folio.frame));
-    let run = stage.run(80, 16);
+    assert!(is_folio(fixture.load(70), folio.frame));
+    let run = fixture.run(80, 16);
     let shape = FolioShape { purpose: InsertPurpose::Write, ..ONE };
     let heard = &mut |_, value| panic!("{value:?} was reported");
-    assert_eq!(stage.mapping.add_folio_range(run, shape, LockWait::Wait, heard).unwrap().pages, 16);
-    assert!((80..96).all(|index| is_folio(stage.load(index), run.frame.plus(index as u32 - 80))));
+    assert_eq!(fixture.mapping.add_folio_range(run, shape, LockWait::Wait, heard).unwrap().pages, 16);
+    assert!((80..96).all(|index| is_folio(fixture.load(index), run.frame.plus(index as u32 - 80))));
 }
 
 #[test]
 fn a_shadow_is_cut_in_steps_and_each_is_counted_the_same_by_either_way() {
-    let steps = |stage: &Stage, order| {
-        let before = stage.mapping.index().tree_counts().splits;
-        cost(stage, order);
-        stage.mapping.index().tree_counts().splits - before
+    let steps = |fixture: &MappingFixture, order| {
+        let before = fixture.mapping.index().tree_counts().splits;
+        cost(fixture, order);
+        fixture.mapping.index().tree_counts().splits - before
     };
     for order in [7, 9, 12, 15] {
-        assert_eq!(steps(&Stage::new(), order), steps(&three_walks(), order), "a shadow of order {order}");
+        assert_eq!(
+            steps(&MappingFixture::new(), order),
+            steps(&three_walks(), order),
+            "a shadow of order {order}"
+        );
     }
-    assert_eq!([7, 9, 12, 15].map(|order| steps(&Stage::new(), order)), [3, 3, 4, 5]);
+    assert_eq!([7, 9, 12, 15].map(|order| steps(&MappingFixture::new(), order)), [3, 3, 4, 5]);
 }
 
 /// The cost of an insertion at 77 into a shadow of `order`: descents, holds of the lock, refills.
-fn cost(stage: &Stage, order: u8) -> [u64; 3] {
-    stage.put_shadow(0, order, 1);
-    let folio = stage.folio(77, 0);
-    let before = stage.mapping.index().tree_counts();
-    assert_eq!(stage.add(folio), added(Some(Value::shadow(0, 1))));
-    let after = stage.mapping.index().tree_counts();
+fn cost(fixture: &MappingFixture, order: u8) -> [u64; 3] {
+    fixture.put_shadow(0, order, 1);
+    let folio = fixture.folio(77, 0);
+    let before = fixture.mapping.index().tree_counts();
+    assert_eq!(fixture.add(folio), added(Some(Value::shadow(0, 1))));
+    let after = fixture.mapping.index().tree_counts();
     [after.descents - before.descents, after.locks - before.locks, after.refills - before.refills]
 }
 
 /// A18: an insertion costs one descent under one lock, with a split or without; the naive way costs three descents.
 #[test]
 fn a18_a_folio_costs_one_way_down_split_or_not_and_the_naive_way_three() {
-    assert_eq!(cost(&Stage::new(), 9), [1, 1, 0]);
-    assert_eq!(cost(&Stage::new(), 15), [1, 1, 0]);
+    assert_eq!(cost(&MappingFixture::new(), 9), [1, 1, 0]);
+    assert_eq!(cost(&MappingFixture::new(), 15), [1, 1, 0]);
     assert_eq!(cost(&three_walks(), 9), [3, 1, 0]);
     let naive = three_walks();
     assert_eq!(cost(&naive, 15), [3, 1, 0]);
-    let single = Stage::new();
+    let single = MappingFixture::new();
     cost(&single, 15);
-    let shape = |stage: &Stage| -> Vec<String> {
-        stage.dump().lines().filter(|line| !line.contains("folio")).map(str::to_owned).collect()
+    let shape = |fixture: &MappingFixture| -> Vec<String> {
+        fixture.dump().lines().filter(|line| !line.contains("folio")).map(str::to_owned).collect()
     };
     assert_eq!(shape(&naive), shape(&single), "both leave the same pieces");
     let before = naive.mapping.index().tree_counts();
@@ -372,36 +382,36 @@ fn a18_a_folio_costs_one_way_down_split_or_not_and_the_naive_way_three() {
 /// A18: an insertion into a node that is there allocates nothing, and spare nodes are given back on demand.
 #[test]
 fn a18_a_folio_in_a_node_that_is_there_allocates_nothing() {
-    let stage = Stage::new();
+    let fixture = MappingFixture::new();
     for index in [0, 63] {
-        let folio = stage.folio(index, 0);
-        assert_eq!(stage.add(folio), added(None));
-        stage.complete(folio);
+        let folio = fixture.folio(index, 0);
+        assert_eq!(fixture.add(folio), added(None));
+        fixture.complete(folio);
     }
-    let (cells, spare) = (stage.arena.stats().cells_used, stage.mapping.index().spare_nodes());
+    let (cells, spare) = (fixture.arena.stats().cells_used, fixture.mapping.index().spare_nodes());
     assert!((1..=SPARE_MAX).contains(&spare));
     for index in 1..63 {
-        let folio = stage.folio(index, 0);
-        assert_eq!(stage.add(folio), added(None));
-        stage.complete(folio);
+        let folio = fixture.folio(index, 0);
+        assert_eq!(fixture.add(folio), added(None));
+        fixture.complete(folio);
     }
-    assert_eq!((stage.arena.stats().cells_used, stage.mapping.index().spare_nodes()), (cells, spare));
-    stage.mapping.give_back_nodes(LockWait::Wait);
-    assert_eq!(stage.mapping.index().spare_nodes(), 0);
-    stage.finish();
+    assert_eq!((fixture.arena.stats().cells_used, fixture.mapping.index().spare_nodes()), (cells, spare));
+    fixture.mapping.give_back_nodes(LockWait::Wait);
+    assert_eq!(fixture.mapping.index().spare_nodes(), 0);
+    fixture.finish();
 }
 
 #[test]
 fn a_busy_lock_costs_a_caller_that_does_not_wait_nothing() {
-    let stage = Stage::new();
-    let folio = stage.folio(0, 0);
-    let guard = stage.mapping.lock();
+    let fixture = MappingFixture::new();
+    let folio = fixture.folio(0, 0);
+    let guard = fixture.mapping.lock();
     let got = thread::scope(|scope| {
-        let add = || stage.mapping.add_folio(folio, InsertPurpose::Read, LockWait::Try);
+        let add = || fixture.mapping.add_folio(folio, InsertPurpose::Read, LockWait::Try);
         scope.spawn(add).join().unwrap()
     });
     assert_eq!(got, AddedFolio::NoNode);
     drop(guard);
-    stage.free(folio);
-    stage.finish();
+    fixture.free(folio);
+    fixture.finish();
 }

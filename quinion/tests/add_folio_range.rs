@@ -31,7 +31,7 @@ use quinion::internals::xarray::{Kind, RangeStop, Value};
 use quinion::{Cache, File, ReadOptions};
 use quinion_testing::ablations::{self, NodesAtMost, OneByOne};
 use quinion_testing::device::{Device, verify};
-use quinion_testing::stages::mapping::{Stage, is_folio, page};
+use quinion_testing::fixtures::mapping::{MappingFixture, is_folio, page};
 
 const PAGE: u64 = 4096;
 const PAGES: FolioShape = FolioShape::of(Orders::PAGES);
@@ -39,39 +39,39 @@ const PAGES: FolioShape = FolioShape::of(Orders::PAGES);
 fn orders(min: u8, max: u8) -> FolioShape {
     FolioShape::of(Orders { min: Order(min), max: Order(max) })
 }
-fn short(nodes: u32) -> Stage {
-    Stage::new().with_hooks(NodesAtMost::hooks(nodes))
+fn short(nodes: u32) -> MappingFixture {
+    MappingFixture::new().with_hooks(NodesAtMost::hooks(nodes))
 }
 fn no_shadow(frame: Frame, value: Value) {
     panic!("{value:?} came from nowhere to {frame:?}");
 }
-fn add(stage: &Stage, run: FillRun, shape: FolioShape) -> RunOutcome {
-    stage.mapping.add_folio_range(run, shape, LockWait::Wait, &mut no_shadow).unwrap()
+fn add(fixture: &MappingFixture, run: FillRun, shape: FolioShape) -> RunOutcome {
+    fixture.mapping.add_folio_range(run, shape, LockWait::Wait, &mut no_shadow).unwrap()
 }
-fn complete(stage: &Stage, run: FillRun, order: u8) {
+fn complete(fixture: &MappingFixture, run: FillRun, order: u8) {
     for at in (0..run.pages).step_by(1 << order) {
         let (index, frame) = (run.index.plus(u64::from(at)), run.frame.plus(at));
-        stage.complete(NewFolio { index, frame, order: Order(order) });
+        fixture.complete(NewFolio { index, frame, order: Order(order) });
     }
 }
-fn free_rest(stage: &Stage, run: FillRun, added: u32) {
+fn free_rest(fixture: &MappingFixture, run: FillRun, added: u32) {
     if added < run.pages {
-        stage.arena.free_run(run.frame.plus(added), run.pages - added);
+        fixture.arena.free_run(run.frame.plus(added), run.pages - added);
     }
 }
 
 /// B01: a window without runs inserts nothing, is no error, and fetches no node; a run of no pages does nothing either.
 #[test]
 fn b01_a_window_of_nothing_does_nothing() {
-    let stage = Stage::new();
-    let before = (stage.dump(), stage.arena.stats().cells_used, stage.free_pages());
-    let got = stage.mapping.add_window(&[], PAGES, LockWait::Wait, &mut no_shadow).unwrap();
+    let fixture = MappingFixture::new();
+    let before = (fixture.dump(), fixture.arena.stats().cells_used, fixture.free_pages());
+    let got = fixture.mapping.add_window(&[], PAGES, LockWait::Wait, &mut no_shadow).unwrap();
     assert_eq!((got.inserted.len(), got.left.len(), got.stop), (0, 0, RangeStop::All));
     let run = FillRun { index: page(17), frame: Frame(0), pages: 0 };
-    assert_eq!(add(&stage, run, PAGES), RunOutcome { pages: 0, stop: RangeStop::All });
-    assert_eq!((stage.dump(), stage.arena.stats().cells_used, stage.free_pages()), before);
-    assert_eq!(stage.pages(), 0);
-    stage.finish();
+    assert_eq!(add(&fixture, run, PAGES), RunOutcome { pages: 0, stop: RangeStop::All });
+    assert_eq!((fixture.dump(), fixture.arena.stats().cells_used, fixture.free_pages()), before);
+    assert_eq!(fixture.pages(), 0);
+    fixture.finish();
 }
 
 /// B03, B04: a run that a folio stops, at its first page or further on, leaves the frames from there on as they were,
@@ -79,27 +79,27 @@ fn b01_a_window_of_nothing_does_nothing() {
 #[test]
 fn b03_b04_frames_behind_the_stop_are_as_before_and_the_callers() {
     for at in [0u64, 1, 63, 64, 100] {
-        let stage = Stage::new();
-        let there = stage.folio(at, 0);
-        stage.add(there);
-        let run = stage.run(0, 128);
+        let fixture = MappingFixture::new();
+        let there = fixture.folio(at, 0);
+        fixture.add(there);
+        let run = fixture.run(0, 128);
         let words =
-            |run: FillRun| (0..run.pages).map(|nth| stage.word(run.frame.plus(nth))).collect::<Vec<_>>();
+            |run: FillRun| (0..run.pages).map(|nth| fixture.word(run.frame.plus(nth))).collect::<Vec<_>>();
         let before = words(run);
-        let RunOutcome { pages, stop: RangeStop::Present(found) } = add(&stage, run, PAGES) else {
+        let RunOutcome { pages, stop: RangeStop::Present(found) } = add(&fixture, run, PAGES) else {
             panic!("a folio is in the way")
         };
-        assert_eq!((u64::from(pages), stage.pages()), (at, at + 1));
+        assert_eq!((u64::from(pages), fixture.pages()), (at, at + 1));
         assert!(is_folio(found, there.frame));
         assert_eq!(words(run)[pages as usize..], before[pages as usize..], "as if nothing had been tried");
         let rest = FillRun { index: page(at), frame: run.frame.plus(pages), pages: run.pages - pages };
-        assert_eq!(add(&stage, rest, PAGES), RunOutcome { pages: 0, stop: RangeStop::Present(found) });
+        assert_eq!(add(&fixture, rest, PAGES), RunOutcome { pages: 0, stop: RangeStop::Present(found) });
         assert_eq!(words(rest), before[pages as usize..]);
-        assert!(stage.load(at + 1).is_empty());
-        free_rest(&stage, run, pages);
-        complete(&stage, FillRun { pages, ..run }, 0);
-        stage.complete(there);
-        stage.finish();
+        assert!(fixture.load(at + 1).is_empty());
+        free_rest(&fixture, run, pages);
+        complete(&fixture, FillRun { pages, ..run }, 0);
+        fixture.complete(there);
+        fixture.finish();
     }
 }
 
@@ -109,53 +109,53 @@ fn b02_every_frame_of_a_run_stands_at_its_page() {
     for (start, pages, min) in
         [(0u64, 512u32, 0u8), (100, 300, 0), (1 << 30, 512, 2), (64, 448, 6), (1024, 512, 9)]
     {
-        let stage = Stage::new();
-        let run = stage.run(start, pages);
-        let free = stage.free_pages();
-        assert_eq!(add(&stage, run, orders(min, min)), RunOutcome { pages, stop: RangeStop::All });
+        let fixture = MappingFixture::new();
+        let run = fixture.run(start, pages);
+        let free = fixture.free_pages();
+        assert_eq!(add(&fixture, run, orders(min, min)), RunOutcome { pages, stop: RangeStop::All });
         for nth in 0..pages {
             let head = run.frame.plus(nth & !((1 << min) - 1));
-            assert!(is_folio(stage.walk(start + u64::from(nth)), head), "page {nth} of {pages} at {start}");
+            assert!(is_folio(fixture.walk(start + u64::from(nth)), head), "page {nth} of {pages} at {start}");
         }
-        assert_eq!((stage.pages(), stage.free_pages()), (u64::from(pages), free));
-        complete(&stage, run, min);
-        stage.finish();
+        assert_eq!((fixture.pages(), fixture.free_pages()), (u64::from(pages), free));
+        complete(&fixture, run, min);
+        fixture.finish();
     }
 }
 
 /// B05: each folio of a run reports one shadow, that at the highest index of those it replaces.
 #[test]
 fn b05_a_folio_hears_once_of_its_shadows_of_the_highest() {
-    let stage = Stage::new();
+    let fixture = MappingFixture::new();
     for (index, payload) in [(0, 1), (3, 2), (8, 3), (9, 4), (15, 5), (63, 6), (64, 7)] {
-        stage.put_shadow(index, 0, payload);
+        fixture.put_shadow(index, 0, payload);
     }
-    stage.put_shadow(128, 7, 8);
-    let run = stage.run(0, 256);
+    fixture.put_shadow(128, 7, 8);
+    let run = fixture.run(0, 256);
     let mut heard = Vec::new();
-    let got = stage.mapping.add_folio_range(run, orders(2, 2), LockWait::Wait, &mut |frame, value| {
+    let got = fixture.mapping.add_folio_range(run, orders(2, 2), LockWait::Wait, &mut |frame, value| {
         heard.push((frame.0 - run.frame.0, value.payload()));
     });
     assert_eq!(got.unwrap(), RunOutcome { pages: 256, stop: RangeStop::All });
     let mut want = vec![(0, 2), (8, 4), (12, 5), (60, 6), (64, 7)];
     want.extend((128..256).step_by(4).map(|at| (at, 8)));
     assert_eq!(heard, want);
-    complete(&stage, run, 2);
-    stage.finish();
+    complete(&fixture, run, 2);
+    fixture.finish();
 }
 
 /// B08: a run for which nodes are fetched in its middle is completed, and what is in before can be found meanwhile.
 #[test]
 fn b08_a_run_whose_nodes_run_out_is_completed_all_the_same() {
     for reserve in 1..4 {
-        let (stage, start) = (short(reserve), 1u64 << 24);
-        let run = stage.run(start, 500);
+        let (fixture, start) = (short(reserve), 1u64 << 24);
+        let run = fixture.run(start, 500);
         let mut seen = Vec::new();
         let got =
-            stage.mapping.add_folio_range_watched(run, PAGES, LockWait::Wait, &mut no_shadow, &mut || {
-                let inside =
-                    (0..500).take_while(|nth| is_folio(stage.walk(start + nth), run.frame.plus(*nth as u32)));
-                seen.push((inside.count() as u64, stage.pages()));
+            fixture.mapping.add_folio_range_watched(run, PAGES, LockWait::Wait, &mut no_shadow, &mut || {
+                let inside = (0..500)
+                    .take_while(|nth| is_folio(fixture.walk(start + nth), run.frame.plus(*nth as u32)));
+                seen.push((inside.count() as u64, fixture.pages()));
             });
         assert_eq!(got.unwrap(), RunOutcome { pages: 500, stop: RangeStop::All });
         assert!(seen.len() as u32 >= 8 / reserve, "{seen:?}");
@@ -164,8 +164,8 @@ fn b08_a_run_whose_nodes_run_out_is_completed_all_the_same() {
             "{seen:?}: what is in can be found"
         );
         assert!(seen.is_sorted() && seen.iter().any(|(visible, _)| *visible > 0), "{seen:?}");
-        complete(&stage, run, 0);
-        stage.finish();
+        complete(&fixture, run, 0);
+        fixture.finish();
     }
 }
 
@@ -173,110 +173,111 @@ fn b08_a_run_whose_nodes_run_out_is_completed_all_the_same() {
 /// caller's.
 #[test]
 fn b09_a_run_for_which_there_are_no_nodes_leaves_a_prefix_and_the_frames_of_the_rest() {
-    let stage = Stage::new();
-    let run = stage.run(0, 512);
-    while stage.arena.alloc(Order::MAX).is_some() {}
+    let fixture = MappingFixture::new();
+    let run = fixture.run(0, 512);
+    while fixture.arena.alloc(Order::MAX).is_some() {}
     let mut all = Vec::new();
-    stage.arena.alloc_cells(usize::MAX / 2, &mut all, LockWait::Wait);
+    fixture.arena.alloc_cells(usize::MAX / 2, &mut all, LockWait::Wait);
     for nodes in [0, 1, 2, 5] {
-        stage.arena.free_cells(all.drain(..nodes));
-        let got = add(&stage, run, PAGES);
+        fixture.arena.free_cells(all.drain(..nodes));
+        let got = add(&fixture, run, PAGES);
         // Page 0 needs no node, the first node is for 64 pages, and the second is the one above it.
         let pages = [1, 64, 64, 4 * 64][[0, 1, 2, 5].iter().position(|n| *n == nodes).unwrap()];
         assert_eq!(got, RunOutcome { pages, stop: RangeStop::NoNode }, "with {nodes} nodes");
-        assert_eq!((stage.mapping.index().spare_nodes(), stage.pages()), (0, u64::from(pages)));
+        assert_eq!((fixture.mapping.index().spare_nodes(), fixture.pages()), (0, u64::from(pages)));
         for nth in pages..512 {
-            let word = stage.word(run.frame.plus(nth));
+            let word = fixture.word(run.frame.plus(nth));
             assert!(!word.is_live() && word.holds() == 0, "frame {nth} was not given back as it was");
         }
-        complete(&stage, FillRun { pages, ..run }, 0);
+        complete(&fixture, FillRun { pages, ..run }, 0);
         let removed: Vec<_> =
             (0..pages).map(|nth| (run.index.plus(u64::from(nth)), run.frame.plus(nth))).collect();
-        let mut guard = stage.mapping.lock();
+        let mut guard = fixture.mapping.lock();
         for (index, frame) in removed {
             assert!(guard.evict(index, frame, |_| Replacement::Nothing).is_some());
         }
         drop(guard);
-        stage.arena.alloc_cells(usize::MAX / 2, &mut all, LockWait::Wait);
+        fixture.arena.alloc_cells(usize::MAX / 2, &mut all, LockWait::Wait);
     }
-    stage.arena.free_run(run.frame, run.pages);
-    stage.arena.free_cells(all);
-    stage.finish();
+    fixture.arena.free_run(run.frame, run.pages);
+    fixture.arena.free_cells(all);
+    fixture.finish();
 }
 
 /// B10: a folio that another thread inserts while nodes are fetched ends the prefix there, and is not touched.
 #[test]
 fn b10_a_folio_that_comes_while_nodes_are_fetched_ends_the_prefix() {
-    let (stage, start) = (short(1), 1u64 << 24);
-    let (run, winner) = (stage.run(start, 300), stage.folio(start + 150, 0));
+    let (fixture, start) = (short(1), 1u64 << 24);
+    let (run, winner) = (fixture.run(start, 300), fixture.folio(start + 150, 0));
     let mut come = false;
-    let got = stage.mapping.add_folio_range_watched(run, PAGES, LockWait::Wait, &mut no_shadow, &mut || {
-        if !come && stage.pages() > 0 {
-            come = true;
-            assert_eq!(stage.add(winner), AddedFolio::Added { shadow: None });
-        }
-    });
+    let got =
+        fixture.mapping.add_folio_range_watched(run, PAGES, LockWait::Wait, &mut no_shadow, &mut || {
+            if !come && fixture.pages() > 0 {
+                come = true;
+                assert_eq!(fixture.add(winner), AddedFolio::Added { shadow: None });
+            }
+        });
     let RunOutcome { pages: 150, stop: RangeStop::Present(found) } = got.unwrap() else { panic!("{got:?}") };
-    assert!(come && is_folio(found, winner.frame) && is_folio(stage.walk(start + 150), winner.frame));
-    assert!(stage.load(start + 151).is_empty());
-    free_rest(&stage, run, 150);
-    complete(&stage, FillRun { pages: 150, ..run }, 0);
-    stage.complete(winner);
-    stage.finish();
+    assert!(come && is_folio(found, winner.frame) && is_folio(fixture.walk(start + 150), winner.frame));
+    assert!(fixture.load(start + 151).is_empty());
+    free_rest(&fixture, run, 150);
+    complete(&fixture, FillRun { pages: 150, ..run }, 0);
+    fixture.complete(winner);
+    fixture.finish();
 }
 
 /// B15: of the folios of a run, the one that has the marked page carries the marker, and no other.
 #[test]
 fn b15_exactly_the_folio_of_the_marked_page_carries_the_marker() {
     for marker in [0u64, 1, 63, 64, 130] {
-        let stage = Stage::new();
-        let run = stage.run(0, 131 & !1);
+        let fixture = MappingFixture::new();
+        let run = fixture.run(0, 131 & !1);
         let shape = FolioShape { marker: Some(page(marker)), ..orders(1, 1) };
-        assert_eq!(add(&stage, run, shape).pages, 130);
+        assert_eq!(add(&fixture, run, shape).pages, 130);
         let marked: Vec<u64> = (0..130)
             .step_by(2)
-            .filter(|at| stage.mapping.try_hold(page(*at)).unwrap().has_marker())
+            .filter(|at| fixture.mapping.try_hold(page(*at)).unwrap().has_marker())
             .collect();
         assert_eq!(marked, if marker < 130 { vec![marker & !1] } else { vec![] });
-        complete(&stage, run, 1);
-        stage.finish();
+        complete(&fixture, run, 1);
+        fixture.finish();
     }
 }
 
 /// B15: when the marked page is cached already, no folio carries the marker.
 #[test]
 fn b15_a_page_that_is_there_already_gets_no_marker() {
-    let stage = Stage::new();
-    let there = stage.folio(5, 0);
-    stage.add(there);
-    stage.complete(there);
-    let run = stage.run(0, 16);
+    let fixture = MappingFixture::new();
+    let there = fixture.folio(5, 0);
+    fixture.add(there);
+    fixture.complete(there);
+    let run = fixture.run(0, 16);
     let shape = FolioShape { marker: Some(page(5)), ..PAGES };
-    let nothing = stage.mapping.add_window(&[], shape, LockWait::Wait, &mut no_shadow).unwrap();
+    let nothing = fixture.mapping.add_window(&[], shape, LockWait::Wait, &mut no_shadow).unwrap();
     assert_eq!((nothing.inserted.len(), nothing.left.len(), nothing.stop), (0, 0, RangeStop::All));
-    let got = stage.mapping.add_window(&[run], shape, LockWait::Wait, &mut no_shadow).unwrap();
+    let got = fixture.mapping.add_window(&[run], shape, LockWait::Wait, &mut no_shadow).unwrap();
     let parts: Vec<_> = got.inserted.iter().map(|run| (run.index.0, run.pages)).collect();
     assert_eq!(parts, [(0, 5), (6, 10)], "it goes on behind what is there");
     assert_eq!(got.left.iter().map(|run| (run.index.0, run.pages)).collect::<Vec<_>>(), [(5, 1)]);
-    assert!((0..16).all(|at| !stage.mapping.try_hold(page(at)).unwrap().has_marker()));
-    got.left.iter().for_each(|run| stage.arena.free_run(run.frame, run.pages));
-    got.inserted.iter().for_each(|run| complete(&stage, *run, 0));
-    stage.finish();
+    assert!((0..16).all(|at| !fixture.mapping.try_hold(page(at)).unwrap().has_marker()));
+    got.left.iter().for_each(|run| fixture.arena.free_run(run.frame, run.pages));
+    got.inserted.iter().for_each(|run| complete(&fixture, *run, 0));
+    fixture.finish();
 }
 
 /// B18: a reader without a lock beside the insertion of a run sees the folio of its page or none, and never another's.
 #[test]
 fn b18_a_reader_of_a_growing_run_sees_a_page_or_none_and_never_another() {
-    let (stage, stop, seen) = (Stage::new(), AtomicBool::new(false), AtomicU64::new(0));
+    let (fixture, stop, seen) = (MappingFixture::new(), AtomicBool::new(false), AtomicU64::new(0));
     thread::scope(|scope| {
         let _finish = AtEnd(&stop);
         for seed in 0..2u64 {
-            let (stage, stop, seen) = (&stage, &stop, &seen);
+            let (fixture, stop, seen) = (&fixture, &stop, &seen);
             scope.spawn(move || {
                 let mut at = seed;
                 while !stop.load(Ordering::Relaxed) {
                     at = (at * 29 + 11) % 400;
-                    let Ok(held) = stage.mapping.try_hold(page(at)) else { continue };
+                    let Ok(held) = fixture.mapping.try_hold(page(at)) else { continue };
                     let covered = held.first().0..held.first().0 + u64::from(held.order().pages());
                     if !covered.contains(&at) {
                         stop.store(true, Ordering::Relaxed);
@@ -291,19 +292,19 @@ fn b18_a_reader_of_a_growing_run_sees_a_page_or_none_and_never_another() {
             assert!(!stop.load(Ordering::Relaxed), "a reader found something wrong");
             // Frames come back at other places each time, in folios of other sizes.
             let order = (round % 4) as u8;
-            let run = stage.run(round % 3 * 8, 384);
-            let got = add(&stage, run, orders(0, order));
+            let run = fixture.run(round % 3 * 8, 384);
+            let got = add(&fixture, run, orders(0, order));
             assert_eq!(got.stop, RangeStop::All);
-            stage.mapping.lock().remove_all();
+            fixture.mapping.lock().remove_all();
             let mut at = 0;
             while at < run.pages {
-                let descriptor = stage.arena.view().own(run.frame.plus(at));
+                let descriptor = fixture.arena.view().own(run.frame.plus(at));
                 let pages = descriptor.word().order().pages();
                 match descriptor.complete_empty() {
                     quinion::internals::arena::FillEnd::Detached(
                         quinion::internals::arena::PutOutcome::Last(order),
                     ) => {
-                        stage.arena.free(run.frame.plus(at), order);
+                        fixture.arena.free(run.frame.plus(at), order);
                     }
                     quinion::internals::arena::FillEnd::Detached(
                         quinion::internals::arena::PutOutcome::Kept,
@@ -314,7 +315,7 @@ fn b18_a_reader_of_a_growing_run_sees_a_page_or_none_and_never_another() {
             }
         }
     });
-    stage.finish();
+    fixture.finish();
 }
 
 struct AtEnd<'a>(&'a AtomicBool);
@@ -326,10 +327,10 @@ impl Drop for AtEnd<'_> {
 
 #[test]
 fn nodes_come_only_out_of_the_stock_under_the_lock() {
-    let stage = Stage::new();
-    let (folio, run) = (stage.folio(77, 0), stage.run(1 << 24, 300));
+    let fixture = MappingFixture::new();
+    let (folio, run) = (fixture.folio(77, 0), fixture.run(1 << 24, 300));
     // The arena has plenty, the stock has none.
-    let mut guard = stage.mapping.lock();
+    let mut guard = fixture.mapping.lock();
     assert_eq!(guard.add_folio(folio, PAGES), AddedFolio::NoNode);
     assert_eq!(
         guard.add_folio_range(run, PAGES, &mut no_shadow),
@@ -337,51 +338,51 @@ fn nodes_come_only_out_of_the_stock_under_the_lock() {
     );
     drop(guard);
     // The stock has enough, the arena has none.
-    let mut guard = stage.mapping.lock_to_add(run.index, 300, LockWait::Wait).unwrap();
-    while stage.arena.alloc(Order::MAX).is_some() {}
+    let mut guard = fixture.mapping.lock_to_add(run.index, 300, LockWait::Wait).unwrap();
+    while fixture.arena.alloc(Order::MAX).is_some() {}
     let mut all = Vec::new();
-    stage.arena.alloc_cells(usize::MAX / 2, &mut all, LockWait::Wait);
+    fixture.arena.alloc_cells(usize::MAX / 2, &mut all, LockWait::Wait);
     assert_eq!(
         guard.add_folio_range(run, PAGES, &mut no_shadow),
         RunOutcome { pages: 300, stop: RangeStop::All }
     );
     drop(guard);
-    stage.arena.free_cells(all);
-    complete(&stage, run, 0);
-    stage.free(folio);
-    stage.finish();
+    fixture.arena.free_cells(all);
+    complete(&fixture, run, 0);
+    fixture.free(folio);
+    fixture.finish();
 }
 
 #[test]
 fn nodes_take_less_than_a_hundredth_of_the_pages_they_find() {
-    let stage = Stage::new();
+    let fixture = MappingFixture::new();
     let mut pages = 0;
     for start in [0, 512, 5000] {
-        let run = stage.run(start, 512);
-        assert_eq!(add(&stage, run, PAGES).stop, RangeStop::All);
-        complete(&stage, run, 0);
+        let run = fixture.run(start, 512);
+        assert_eq!(add(&fixture, run, PAGES).stop, RangeStop::All);
+        complete(&fixture, run, 0);
         pages += 512;
-        let bytes = stage.arena.stats().cells_used * NODE_BYTES;
+        let bytes = fixture.arena.stats().cells_used * NODE_BYTES;
         assert!(bytes * 100 < pages * PAGE, "{bytes} bytes of nodes, spare ones too, for {pages} pages");
     }
-    stage.finish();
+    fixture.finish();
 }
 
 #[test]
 fn a_stock_is_bounded_and_goes_back() {
-    let stage = Stage::new();
+    let fixture = MappingFixture::new();
     for window in 0..40u64 {
-        let run = stage.run(window * 5000, 512);
-        assert_eq!(add(&stage, run, PAGES).stop, RangeStop::All);
-        complete(&stage, run, 0);
-        assert!(stage.mapping.index().spare_nodes() <= SPARE_MAX);
-        stage.check();
+        let run = fixture.run(window * 5000, 512);
+        assert_eq!(add(&fixture, run, PAGES).stop, RangeStop::All);
+        complete(&fixture, run, 0);
+        assert!(fixture.mapping.index().spare_nodes() <= SPARE_MAX);
+        fixture.check();
         if window % 4 == 3 {
-            stage.mapping.lock().remove_all();
-            assert_eq!(stage.mapping.index().spare_nodes(), 0, "a mapping without folios keeps nothing");
+            fixture.mapping.lock().remove_all();
+            assert_eq!(fixture.mapping.index().spare_nodes(), 0, "a mapping without folios keeps nothing");
         }
     }
-    stage.finish();
+    fixture.finish();
 }
 
 fn open(cache: &Cache, device: &Arc<Device>) -> File {
@@ -400,29 +401,29 @@ fn small() -> quinion::Cache {
 /// B11: an invalidation waits for an insertion that is under way, and leaves no folio of it.
 #[test]
 fn b11_an_invalidation_waits_for_an_insertion_and_leaves_nothing_of_it() {
-    let (stage, entered) = (Stage::new(), AtomicBool::new(false));
+    let (fixture, entered) = (MappingFixture::new(), AtomicBool::new(false));
     thread::scope(|scope| {
-        let held_off = stage.mapping.hold_off_invalidation();
+        let held_off = fixture.mapping.hold_off_invalidation();
         let invalidation = scope.spawn(|| {
             entered.store(true, Ordering::Relaxed);
-            stage.mapping.invalidate().unwrap()
+            fixture.mapping.invalidate().unwrap()
         });
         while !entered.load(Ordering::Relaxed) {
             thread::yield_now();
         }
         (0..1000).for_each(|_| thread::yield_now()); // time enough, if it did not wait
-        let run = stage.run(0, 8);
-        let added = stage.mapping.add_folio_range(run, PAGES, LockWait::Wait, &mut no_shadow).unwrap();
+        let run = fixture.run(0, 8);
+        let added = fixture.mapping.add_folio_range(run, PAGES, LockWait::Wait, &mut no_shadow).unwrap();
         assert_eq!(added.pages, 8);
         for nth in 0..8 {
             let (index, frame) = (page(u64::from(nth)), run.frame.plus(nth));
-            stage.complete(NewFolio { index, frame, order: Order::ZERO });
+            fixture.complete(NewFolio { index, frame, order: Order::ZERO });
         }
         drop(held_off);
         assert_eq!(invalidation.join().unwrap(), 8, "it came after all of the window");
     });
-    assert_eq!(stage.pages(), 0);
-    stage.finish();
+    assert_eq!(fixture.pages(), 0);
+    fixture.finish();
 }
 
 /// A device that lets a test act inside the call by which a run is submitted, once.
@@ -690,22 +691,22 @@ fn a_file_without_handles_keeps_no_spare_nodes() {
 
 #[test]
 fn a_walked_tree_shows_the_entries_put_in() {
-    let stage = Stage::new();
-    stage.put_shadow(0, 9, 4);
-    let run = stage.run(77, 3);
+    let fixture = MappingFixture::new();
+    fixture.put_shadow(0, 9, 4);
+    let run = fixture.run(77, 3);
     let mut heard = 0;
-    let got = stage.mapping.add_folio_range(run, PAGES, LockWait::Wait, &mut |_, value| {
+    let got = fixture.mapping.add_folio_range(run, PAGES, LockWait::Wait, &mut |_, value| {
         assert_eq!(value, Value::shadow(0, 4));
         heard += 1;
     });
     assert_eq!((got.unwrap().pages, heard), (3, 3));
     for index in 0..512 {
-        match stage.walk(index).kind() {
+        match fixture.walk(index).kind() {
             Kind::Folio(frame) => assert_eq!(u64::from(frame - run.frame.0), index - 77),
             Kind::Value(value) => assert!(value.payload() == 4 && !(77..80).contains(&index)),
             lost => panic!("{lost:?} at {index}"),
         }
     }
-    complete(&stage, run, 0);
-    stage.finish();
+    complete(&fixture, run, 0);
+    fixture.finish();
 }

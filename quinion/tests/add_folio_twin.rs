@@ -9,7 +9,7 @@
 //! by themselves: the arena is the smallest there is. Only when nodes are short may an answer be "no node"; and then
 //! the frames that were not inserted are the caller's, who gives them back.
 
-use quinion_testing::stages;
+use quinion_testing::fixtures;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -24,7 +24,7 @@ use quinion::internals::sync::LockWait;
 use quinion::internals::units::{Frame, Order, Orders};
 use quinion::internals::xarray::{Kind, RangeStop};
 use quinion_testing::ablations::{NodesAtMost, OneByOne, ThreeWalks};
-use quinion_testing::stages::mapping::{Stage, page};
+use quinion_testing::fixtures::mapping::{MappingFixture, page};
 
 /// Pages from the start of each region that steps touch.
 const PAGES: u64 = 1024;
@@ -110,17 +110,22 @@ enum Is {
     Shadow(u32),
 }
 
-struct Rig {
-    stage: Stage,
+struct Fixture {
+    base: MappingFixture,
     twin: BTreeMap<u64, Is>,
     hoard: Vec<CellNumber>,
     short: bool,
 }
 
-impl Rig {
+impl Fixture {
     fn new(hooks: Option<&'static dyn IndexHooks>) -> Self {
         let short = hooks.is_some_and(|hooks| hooks.nodes_taken_max() == 0);
-        Self { stage: Stage::new().with_hooks(hooks), twin: BTreeMap::new(), hoard: Vec::new(), short }
+        Self {
+            base: MappingFixture::new().with_hooks(hooks),
+            twin: BTreeMap::new(),
+            hoard: Vec::new(),
+            short,
+        }
     }
     fn nodes_may_lack(&self) -> bool {
         self.short || !self.hoard.is_empty()
@@ -139,7 +144,7 @@ impl Rig {
         (first..first + u64::from(folio.order.pages())).for_each(|page| {
             self.twin.insert(page, Is::Folio(folio));
         });
-        self.stage.complete(folio);
+        self.base.complete(folio);
         last.map(|is| if let Is::Shadow(payload) = is { payload } else { panic!("over a folio") })
     }
 
@@ -167,14 +172,14 @@ impl Rig {
             }
             Op::Shadow { at, order, payload } => self.put_shadow(at >> order << order, order, payload),
             Op::Hoard(left) => self.hoard(left),
-            Op::Release => self.stage.arena.free_cells(self.hoard.drain(..)),
+            Op::Release => self.base.arena.free_cells(self.hoard.drain(..)),
         }
     }
 
     fn add(&mut self, at: u64, order: u8, purpose: InsertPurpose) {
-        let Some(frame) = self.stage.arena.alloc(Order(order)) else { return };
+        let Some(frame) = self.base.arena.alloc(Order(order)) else { return };
         let folio = NewFolio { index: page(at).align_down(Order(order)), frame, order: Order(order) };
-        match self.stage.mapping.add_folio(folio, purpose, LockWait::Wait) {
+        match self.base.mapping.add_folio(folio, purpose, LockWait::Wait) {
             AddedFolio::Added { shadow } => {
                 assert!(self.is_free(folio));
                 let want = self.insert(folio).filter(|_| purpose == InsertPurpose::Read);
@@ -184,22 +189,22 @@ impl Rig {
             AddedFolio::Present => assert!(!self.is_free(folio)),
             AddedFolio::NoNode => assert!(self.nodes_may_lack()),
         }
-        self.stage.free(folio);
+        self.base.free(folio);
     }
 
     fn add_range(&mut self, index: u64, pages: u32, shape: FolioShape) {
-        let Some(run) = self.stage.try_run(index, pages) else { return };
+        let Some(run) = self.base.try_run(index, pages) else { return };
         let mut heard = Vec::new();
         let note = &mut |frame: Frame, value: quinion::internals::xarray::Value| {
             heard.push((frame, value.payload()))
         };
-        let got = self.stage.mapping.add_folio_range(run, shape, LockWait::Wait, note).unwrap();
+        let got = self.base.mapping.add_folio_range(run, shape, LockWait::Wait, note).unwrap();
         let (mut expected, mut done) = (Vec::new(), 0);
         while done < got.pages {
             let folio = first_folio(run, done, shape.orders);
             assert!(self.is_free(folio), "{folio:?} went in over a folio");
             let marked = shape.marker.is_some_and(|marker| marker.align_down(folio.order) == folio.index);
-            assert_eq!(self.stage.mapping.try_hold(folio.index).unwrap().has_marker(), marked);
+            assert_eq!(self.base.mapping.try_hold(folio.index).unwrap().has_marker(), marked);
             expected.extend(self.insert(folio).map(|payload| (folio.frame, payload)));
             done += folio.order.pages();
         }
@@ -215,7 +220,7 @@ impl Rig {
             RunOutcome { stop: RangeStop::NoNode, .. } => assert!(self.nodes_may_lack()),
         }
         if done < run.pages {
-            self.stage.arena.free_run(run.frame.plus(done), run.pages - done);
+            self.base.arena.free_run(run.frame.plus(done), run.pages - done);
         }
     }
 
@@ -234,9 +239,9 @@ impl Rig {
         }
         let folio = folios[which % folios.len()];
         let leave = leaves.map_or(Replacement::Nothing, Replacement::Shadow);
-        let gone = self.stage.mapping.lock().evict(folio.index, folio.frame, |_| leave);
+        let gone = self.base.mapping.lock().evict(folio.index, folio.frame, |_| leave);
         assert_eq!(gone, Some(folio.order));
-        self.stage.free(folio);
+        self.base.free(folio);
         self.twin.retain(|_, is| *is != Is::Folio(folio));
         if let Some(payload) = leaves {
             let first = folio.index.0;
@@ -251,7 +256,7 @@ impl Rig {
             Some(Is::Folio(folio)) if folio.index.0 < edge => Some(*folio),
             _ => None,
         };
-        match self.stage.mapping.split_at(page(edge)) {
+        match self.base.mapping.split_at(page(edge)) {
             SplitOutcome::Done => {}
             SplitOutcome::NoNode => return assert!(self.nodes_may_lack()),
             other => panic!("{other:?} at {edge}"),
@@ -272,8 +277,8 @@ impl Rig {
 
     /// Folios that reach over an edge stay. A shadow goes whole, as the entry that it is now.
     fn cut(&mut self, range: Range<u64>) {
-        let entries: Vec<_> = self.stage.tree(|tree| tree.range(range.start, range.end - 1).collect());
-        let gone = self.stage.mapping.remove_range(page(range.start)..page(range.end), RemoveFilter::All);
+        let entries: Vec<_> = self.base.tree(|tree| tree.range(range.start, range.end - 1).collect());
+        let gone = self.base.mapping.remove_range(page(range.start)..page(range.end), RemoveFilter::All);
         let mut folio_pages = 0;
         self.twin.retain(|_, is| match is {
             Is::Folio(NewFolio { index, order, .. }) => {
@@ -297,28 +302,28 @@ impl Rig {
         {
             return;
         }
-        self.stage.put_shadow(first, order, payload);
+        self.base.put_shadow(first, order, payload);
         pages.for_each(|page| {
             self.twin.insert(page, Is::Shadow(payload));
         });
     }
 
     fn hoard(&mut self, left: usize) {
-        self.stage.arena.alloc_cells(usize::MAX / 2, &mut self.hoard, LockWait::Wait);
+        self.base.arena.alloc_cells(usize::MAX / 2, &mut self.hoard, LockWait::Wait);
         let left = left.min(self.hoard.len() - 1);
-        self.stage.arena.free_cells(self.hoard.drain(..left));
+        self.base.arena.free_cells(self.hoard.drain(..left));
     }
 
     fn check(&self) {
-        self.stage.mapping.check().unwrap();
-        self.stage.arena.check().unwrap();
-        let found: BTreeMap<u64, Is> = self.stage.tree(|tree| {
+        self.base.mapping.check().unwrap();
+        self.base.arena.check().unwrap();
+        let found: BTreeMap<u64, Is> = self.base.tree(|tree| {
             let mut found = BTreeMap::new();
             for (first, entry, order) in tree.range(0, u64::MAX) {
                 for page in first..first + (1 << order) {
                     let is = match entry.kind() {
                         Kind::Folio(frame) => {
-                            let (index, order) = (stages::mapping::page(first), Order(order));
+                            let (index, order) = (fixtures::mapping::page(first), Order(order));
                             Is::Folio(NewFolio { index, frame: Frame(frame), order })
                         }
                         Kind::Value(value) => Is::Shadow(value.payload()),
@@ -331,9 +336,9 @@ impl Rig {
         });
         assert_eq!(found, self.twin);
         let folio_pages = self.twin.values().filter(|is| matches!(is, Is::Folio(_))).count();
-        assert_eq!(self.stage.pages(), folio_pages as u64);
-        let nodes = self.stage.tree(|tree| tree.check().unwrap()) + self.stage.mapping.index().spare_nodes();
-        let cells = self.stage.arena.stats().cells_used;
+        assert_eq!(self.base.pages(), folio_pages as u64);
+        let nodes = self.base.tree(|tree| tree.check().unwrap()) + self.base.mapping.index().spare_nodes();
+        let cells = self.base.arena.stats().cells_used;
         assert_eq!(cells, u64::from(nodes) + 1 + self.hoard.len() as u64, "nodes were lost or made up");
     }
 }
@@ -354,12 +359,12 @@ proptest! {
 
     #[test]
     fn a_mapping_agrees_with_its_twin(hooks in hooks(), ops in prop::collection::vec(op(), 1..60)) {
-        let mut rig = Rig::new(hooks);
+        let mut fixture = Fixture::new(hooks);
         for op in ops {
-            rig.step(op);
-            rig.check();
+            fixture.step(op);
+            fixture.check();
         }
-        rig.step(Op::Release);
-        rig.stage.finish();
+        fixture.step(Op::Release);
+        fixture.base.finish();
     }
 }

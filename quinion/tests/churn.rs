@@ -37,7 +37,7 @@ const ORDER_MAX: u64 = 2;
 const NOWHERE: u32 = u32::MAX;
 
 /// A small arena and the slots of a few files; all that readers see.
-struct Stage {
+struct Fixture {
     bytes: NonNull<u8>,
     descriptors: Vec<Descriptor>,
     /// The head frame of the folio that covers a page; a hint.
@@ -53,11 +53,11 @@ struct Stage {
 }
 
 // SAFETY: the bytes are only ever copied by `copy_in` and `copy_out`, which are made for sharing.
-unsafe impl Send for Stage {}
+unsafe impl Send for Fixture {}
 // SAFETY: as above.
-unsafe impl Sync for Stage {}
+unsafe impl Sync for Fixture {}
 
-impl Stage {
+impl Fixture {
     fn layout() -> Layout {
         Layout::from_size_align(FRAMES * PAGE, PAGE).expect("a few pages")
     }
@@ -91,7 +91,7 @@ impl Stage {
     }
 }
 
-impl Drop for Stage {
+impl Drop for Fixture {
     fn drop(&mut self) {
         // SAFETY: allocated in `new` with the same layout.
         unsafe { dealloc(self.bytes.as_ptr(), Self::layout()) };
@@ -125,7 +125,7 @@ impl Folio {
 
 /// The thread that fills and retires. Readers never make it wait.
 struct Owner<'a> {
-    stage: &'a Stage,
+    fixture: &'a Fixture,
     live: Vec<Folio>,
     detached: Vec<Folio>,
     dice: Dice,
@@ -160,14 +160,14 @@ impl Owner<'_> {
     }
 
     fn retire(&mut self, old: &Folio) -> RetireOutcome {
-        let descriptor = &self.stage.descriptors[old.frame];
+        let descriptor = &self.fixture.descriptors[old.frame];
         // Eviction if possible, removal if it is held or the dice say so.
         let evict = self.dice.below(2) == 0 && descriptor.try_retire().is_some();
         let retire = if evict { RetireOutcome::Free } else { descriptor.retire() };
         for page in old.page..old.page + old.pages() {
-            self.stage.slots[old.file][page].store(NOWHERE, Ordering::Relaxed);
+            self.fixture.slots[old.file][page].store(NOWHERE, Ordering::Relaxed);
             // Release, partner: the Acquire of a read that begins: it may not return what has left.
-            self.stage.oldest[old.file][page].store(old.generation + 1, Ordering::Release);
+            self.fixture.oldest[old.file][page].store(old.generation + 1, Ordering::Release);
         }
         retire
     }
@@ -176,7 +176,7 @@ impl Owner<'_> {
     fn is_free(&mut self, folio: &Folio) -> bool {
         self.detached.retain(|old| {
             // Acquire, partner: the Release of the last holder.
-            !self.stage.given_back[old.frame].swap(false, Ordering::Acquire)
+            !self.fixture.given_back[old.frame].swap(false, Ordering::Acquire)
         });
         let end = folio.frame + folio.pages();
         self.detached.iter().all(|old| old.frame >= end || folio.frame >= old.frame + old.pages())
@@ -184,16 +184,16 @@ impl Owner<'_> {
 
     /// 3. Names the folio, publishes it, fills it.
     fn insert(&mut self, folio: Folio) {
-        let descriptor = &self.stage.descriptors[folio.frame];
+        let descriptor = &self.fixture.descriptors[folio.frame];
         let index = PageIndex(folio.page as u64);
         descriptor.prepare(mapping(folio.file), index, folio.order);
         for page in folio.page..folio.page + folio.pages() {
-            self.stage.slots[folio.file][page].store(folio.frame as u32, Ordering::Release); // partner: `find`
+            self.fixture.slots[folio.file][page].store(folio.frame as u32, Ordering::Release); // partner: `find`
         }
         for page in 0..folio.pages() {
             let content = page_content(folio.file as u32, (folio.page + page) as u64, folio.generation);
             // SAFETY: the frame is in the arena and locked by this thread, which has the source.
-            unsafe { copy_in(content.as_ptr(), self.stage.address(folio.frame + page), PAGE) };
+            unsafe { copy_in(content.as_ptr(), self.fixture.address(folio.frame + page), PAGE) };
         }
         assert_eq!(descriptor.complete(), FillEnd::Attached);
         self.live.push(folio);
@@ -210,14 +210,14 @@ struct PlannedRead {
     frame: usize,
 }
 
-fn find(stage: &Stage, dice: &mut Dice) -> Option<PlannedRead> {
+fn find(fixture: &Fixture, dice: &mut Dice) -> Option<PlannedRead> {
     let file = dice.below(FILES as u64) as usize;
     let position = dice.below((PAGES * PAGE) as u64);
     let bytes = [64, 200, PAGE, 4 * PAGE][dice.below(4) as usize];
     // Acquire, partner: the Release in `retire`.
-    let oldest = std::array::from_fn(|page| stage.oldest[file][page].load(Ordering::Acquire));
+    let oldest = std::array::from_fn(|page| fixture.oldest[file][page].load(Ordering::Acquire));
     let page = position as usize / PAGE;
-    let slot = stage.slots[file][page].load(Ordering::Acquire); // partner: `insert`
+    let slot = fixture.slots[file][page].load(Ordering::Acquire); // partner: `insert`
     // A hint may be anything. Slots are seldom stale for long, so now and then it is any frame at all.
     let frame = if dice.below(4) == 0 { dice.below(FRAMES as u64) as u32 } else { slot };
     (frame != NOWHERE).then_some(PlannedRead { file, position, bytes, oldest, frame: frame as usize })
@@ -233,45 +233,45 @@ fn check_read(wanted: &PlannedRead, bytes: &[u8]) {
     assert!(*met.start() >= oldest, "generation {} had left; {oldest} was the oldest", met.start());
 }
 
-fn read(stage: &Stage, dice: &mut Dice, buf: &mut [u8]) {
-    let Some(wanted) = find(stage, dice) else { return };
-    let descriptor = &stage.descriptors[wanted.frame];
+fn read(fixture: &Fixture, dice: &mut Dice, buf: &mut [u8]) {
+    let Some(wanted) = find(fixture, dice) else { return };
+    let descriptor = &fixture.descriptors[wanted.frame];
     let index = PageIndex::of_byte(wanted.position);
     let Ok(stamp) = descriptor.begin_read(mapping(wanted.file), index) else { return };
     if wanted.frame + stamp.order().pages() as usize > FRAMES {
         return;
     }
-    let bytes = stage.copy(wanted.frame, stamp, wanted.position, &mut buf[..wanted.bytes]);
+    let bytes = fixture.copy(wanted.frame, stamp, wanted.position, &mut buf[..wanted.bytes]);
     if descriptor.end_read(stamp) {
-        stage.accepted.fetch_add(1, Ordering::Relaxed);
+        fixture.accepted.fetch_add(1, Ordering::Relaxed);
         check_read(&wanted, bytes);
     } else {
-        stage.changed.fetch_add(1, Ordering::Relaxed);
+        fixture.changed.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-fn hold(stage: &Stage, dice: &mut Dice, buf: &mut [u8]) {
-    let Some(wanted) = find(stage, dice) else { return };
-    let descriptor = &stage.descriptors[wanted.frame];
+fn hold(fixture: &Fixture, dice: &mut Dice, buf: &mut [u8]) {
+    let Some(wanted) = find(fixture, dice) else { return };
+    let descriptor = &fixture.descriptors[wanted.frame];
     let index = PageIndex::of_byte(wanted.position);
     let Ok(stamp) = descriptor.try_hold(mapping(wanted.file), index) else { return };
-    let bytes = stage.copy(wanted.frame, stamp, wanted.position, &mut buf[..wanted.bytes]);
+    let bytes = fixture.copy(wanted.frame, stamp, wanted.position, &mut buf[..wanted.bytes]);
     if let PutOutcome::Last(_) = descriptor.put() {
-        stage.given_back[wanted.frame].store(true, Ordering::Release); // partner: `is_free`
+        fixture.given_back[wanted.frame].store(true, Ordering::Release); // partner: `is_free`
     }
-    stage.held.fetch_add(1, Ordering::Relaxed);
+    fixture.held.fetch_add(1, Ordering::Relaxed);
     check_read(&wanted, bytes);
 }
 
-fn until_stopped(stage: &Stage, seed: u64, act: fn(&Stage, &mut Dice, &mut [u8])) {
+fn until_stopped(fixture: &Fixture, seed: u64, act: fn(&Fixture, &mut Dice, &mut [u8])) {
     let mut dice = Dice::new(seed);
     let mut buf = vec![0; 4 * PAGE];
-    while !stage.stop.load(Ordering::Relaxed) {
-        act(stage, &mut dice, &mut buf);
+    while !fixture.stop.load(Ordering::Relaxed) {
+        act(fixture, &mut dice, &mut buf);
     }
 }
 
-struct StopAtEnd<'a>(&'a Stage);
+struct StopAtEnd<'a>(&'a Fixture);
 impl Drop for StopAtEnd<'_> {
     fn drop(&mut self) {
         self.0.stop.store(true, Ordering::Relaxed);
@@ -281,16 +281,16 @@ impl Drop for StopAtEnd<'_> {
 #[test]
 fn reads_and_holds_against_refills() {
     let refills = std::env::var("CHURN_REFILLS").map_or(100_000, |text| text.parse().expect("a number"));
-    let stage = Stage::new();
+    let fixture = Fixture::new();
     std::thread::scope(|threads| {
-        let acts: [fn(&Stage, &mut Dice, &mut [u8]); 3] = [read, read, hold];
-        let stage = &stage;
+        let acts: [fn(&Fixture, &mut Dice, &mut [u8]); 3] = [read, read, hold];
+        let fixture = &fixture;
         let readers =
-            [0, 1, 2].map(|who| threads.spawn(move || until_stopped(stage, who as u64 + 1, acts[who])));
-        let stop = StopAtEnd(stage);
-        let mut owner = Owner { stage, live: vec![], detached: vec![], dice: Dice::new(4) };
+            [0, 1, 2].map(|who| threads.spawn(move || until_stopped(fixture, who as u64 + 1, acts[who])));
+        let stop = StopAtEnd(fixture);
+        let mut owner = Owner { fixture, live: vec![], detached: vec![], dice: Dice::new(4) };
         let nobody_read =
-            || [&stage.accepted, &stage.held].iter().any(|counter| counter.load(Ordering::Relaxed) == 0);
+            || [&fixture.accepted, &fixture.held].iter().any(|counter| counter.load(Ordering::Relaxed) == 0);
         // Until the readers have read something: on a busy machine they begin late.
         for generation in (1..).take_while(|&generation| generation <= refills || nobody_read()) {
             owner.refill(generation);
@@ -299,7 +299,7 @@ fn reads_and_holds_against_refills() {
         readers.into_iter().for_each(|reader| reader.join().unwrap());
     });
     let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-    let (accepted, changed, held) = (count(&stage.accepted), count(&stage.changed), count(&stage.held));
+    let (accepted, changed, held) = (count(&fixture.accepted), count(&fixture.changed), count(&fixture.held));
     println!("{accepted} reads accepted, {changed} thrown away, {held} under a hold");
 }
 

@@ -6,11 +6,11 @@
 
 #![cfg(not(quinion_model))]
 
-use descriptor_stage::{Alone, Call, FILES, Program};
+use descriptor_support::{Alone, Call, FILES, Program};
 use proptest::prelude::*;
 use quinion::internals::fdstate::FdState;
 
-mod descriptor_stage;
+mod descriptor_support;
 
 const CALLS: &[Call] = &[
     Call::Read(3),

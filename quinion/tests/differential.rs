@@ -273,89 +273,89 @@ fn ragged_start(owner: u64) -> u64 {
     WRITERS * WHOLE * PAGE as u64 + owner * RAGGED
 }
 
-struct Stage {
+struct Fixture {
     file: File,
     stop: AtomicBool,
     checked: AtomicU64,
     rounds: u64,
 }
 
-fn write_whole(stage: &Stage, writer: u64) -> Vec<u32> {
+fn write_whole(fixture: &Fixture, writer: u64) -> Vec<u32> {
     let (mut dice, first) = (Dice::new(writer + 10), writer * WHOLE);
     let mut now = vec![1; WHOLE as usize];
-    for generation in 2..stage.rounds as u32 {
+    for generation in 2..fixture.rounds as u32 {
         let page = dice.below(WHOLE);
         let pages = (1 + dice.below(8)).min(WHOLE - page);
         let at = (first + page) * PAGE as u64;
         let mut bytes = vec![0; pages as usize * PAGE];
         fill_content(&mut bytes, FILE, at, generation);
         let told = match dice.below(20) {
-            0 => stage.file.punch_hole(at, bytes.len() as u64).map(|()| 0),
+            0 => fixture.file.punch_hole(at, bytes.len() as u64).map(|()| 0),
             1 => {
                 let options = WriteOptions::new().uncached(true);
-                stage.file.write_at_with(&bytes, at, options).map(|_| generation)
+                fixture.file.write_at_with(&bytes, at, options).map(|_| generation)
             }
-            _ => stage.file.write_all_at(&bytes, at).map(|()| generation),
+            _ => fixture.file.write_all_at(&bytes, at).map(|()| generation),
         };
         now[page as usize..(page + pages) as usize].fill(told.unwrap());
     }
     now
 }
 
-fn write_ragged(stage: &Stage, owner: u64) -> Vec<u8> {
+fn write_ragged(fixture: &Fixture, owner: u64) -> Vec<u8> {
     let (mut dice, start) = (Dice::new(owner + 20), ragged_start(owner));
     let mut mine = vec![0; RAGGED as usize];
     let mut found = vec![0; RAGGED as usize];
-    for round in 0..stage.rounds {
+    for round in 0..fixture.rounds {
         let at = dice.below(RAGGED);
         let len = (1 + dice.below(9000)).min(RAGGED - at) as usize;
         let bytes: Vec<u8> = (0..len).map(|_| dice.roll() as u8).collect();
-        stage.file.write_all_at(&bytes, start + at).unwrap();
+        fixture.file.write_all_at(&bytes, start + at).unwrap();
         mine[at as usize..at as usize + len].copy_from_slice(&bytes);
         let at = dice.below(RAGGED) as usize;
         let len = dice.below(9000).min((RAGGED as usize - at) as u64) as usize;
-        stage.file.read_exact_at(&mut found[at..at + len], start + at as u64).unwrap();
+        fixture.file.read_exact_at(&mut found[at..at + len], start + at as u64).unwrap();
         assert!(found[at..at + len] == mine[at..at + len], "round {round} of {owner}: {len} bytes at {at}");
     }
     mine
 }
 
-fn read_whole(stage: &Stage, reader: u64) {
+fn read_whole(fixture: &Fixture, reader: u64) {
     let mut dice = Dice::new(reader + 30);
     let mut buffer = vec![0; 20 * PAGE];
-    while !stage.stop.load(Ordering::Relaxed) {
+    while !fixture.stop.load(Ordering::Relaxed) {
         let page = dice.below(WRITERS * WHOLE);
         let pages = (1 + dice.below(20)).min(WRITERS * WHOLE - page) as usize;
         let buffer = &mut buffer[..pages * PAGE];
         if dice.below(10) == 0 {
-            let pinned = stage.file.pin(page * PAGE as u64, buffer.len()).unwrap();
+            let pinned = fixture.file.pin(page * PAGE as u64, buffer.len()).unwrap();
             let bytes: Vec<u8> = pinned.chunks().flatten().copied().collect();
             buffer.copy_from_slice(&bytes);
         } else {
-            stage.file.read_exact_at(buffer, page * PAGE as u64).unwrap();
+            fixture.file.read_exact_at(buffer, page * PAGE as u64).unwrap();
         }
         for (page, bytes) in (page..).zip(buffer.chunks(PAGE)) {
             if bytes.iter().any(|&byte| byte != 0) {
                 generations(bytes, FILE, page * PAGE as u64).unwrap();
             }
         }
-        stage.checked.fetch_add(pages as u64, Ordering::Relaxed);
+        fixture.checked.fetch_add(pages as u64, Ordering::Relaxed);
     }
 }
 
-fn tend(stage: &Stage, cache: &Cache) -> Vec<u8> {
+fn tend(fixture: &Fixture, cache: &Cache) -> Vec<u8> {
     let mut dice = Dice::new(40);
     let mut appended = Vec::new();
-    while !stage.stop.load(Ordering::Relaxed) {
+    while !fixture.stop.load(Ordering::Relaxed) {
         match dice.below(8) {
-            0 => stage.file.sync_data().unwrap(),
-            1 => stage.file.sync_range(dice.below(WHOLE) * PAGE as u64, 1 << 20).unwrap(),
-            2 => stage.file.write_back().unwrap(),
-            3 => drop(stage.file.dont_need(0, u64::MAX).unwrap()),
+            0 => fixture.file.sync_data().unwrap(),
+            1 => fixture.file.sync_range(dice.below(WHOLE) * PAGE as u64, 1 << 20).unwrap(),
+            2 => fixture.file.write_back().unwrap(),
+            3 => drop(fixture.file.dont_need(0, u64::MAX).unwrap()),
             4 => drop(cache.resize((17 + dice.below(7)) << 20).unwrap()),
             _ if appended.len() < 1 << 20 => {
                 let bytes: Vec<u8> = (0..dice.below(5000)).map(|_| dice.roll() as u8).collect();
-                let at = stage.file.append(&bytes).unwrap();
+                let at = fixture.file.append(&bytes).unwrap();
                 assert_eq!(at, ragged_start(WRITERS) + appended.len() as u64);
                 appended.extend(bytes);
             }
@@ -374,27 +374,28 @@ fn many_threads(folder: &Path, orders: [u8; 2]) {
     let cache = cache.folio_order_max(orders[1]).folio_order_min(orders[0]).build().unwrap();
     let file = cache.open_with(&path, OpenOptions::new().write(true)).unwrap();
     let rounds = if is_soak() { 100_000 } else { 1500 };
-    let stage = Stage { file, stop: AtomicBool::new(false), checked: AtomicU64::new(0), rounds };
-    let stage = &stage;
+    let fixture = Fixture { file, stop: AtomicBool::new(false), checked: AtomicU64::new(0), rounds };
+    let fixture = &fixture;
     let (whole, ragged, appended) = thread::scope(|scope| {
         let cache = &cache;
-        let tended = scope.spawn(move || tend(stage, cache));
-        let readers: Vec<_> = (0..2).map(|nth| scope.spawn(move || read_whole(stage, nth))).collect();
-        let whole: Vec<_> = (0..WRITERS).map(|nth| scope.spawn(move || write_whole(stage, nth))).collect();
-        let ragged: Vec<_> = (0..WRITERS).map(|nth| scope.spawn(move || write_ragged(stage, nth))).collect();
+        let tended = scope.spawn(move || tend(fixture, cache));
+        let readers: Vec<_> = (0..2).map(|nth| scope.spawn(move || read_whole(fixture, nth))).collect();
+        let whole: Vec<_> = (0..WRITERS).map(|nth| scope.spawn(move || write_whole(fixture, nth))).collect();
+        let ragged: Vec<_> =
+            (0..WRITERS).map(|nth| scope.spawn(move || write_ragged(fixture, nth))).collect();
         let whole: Vec<_> = whole.into_iter().map(thread::ScopedJoinHandle::join).collect();
         let ragged: Vec<_> = ragged.into_iter().map(thread::ScopedJoinHandle::join).collect();
         // Also when one has failed, so that the others end.
-        stage.stop.store(true, Ordering::Relaxed);
+        fixture.stop.store(true, Ordering::Relaxed);
         readers.into_iter().for_each(|reader| reader.join().unwrap());
         let appended = tended.join().unwrap();
         let whole: Vec<u32> = whole.into_iter().flat_map(Result::unwrap).collect();
         (whole, ragged.into_iter().flat_map(Result::unwrap).collect::<Vec<u8>>(), appended)
     });
-    assert!(stage.checked.load(Ordering::Relaxed) > 0, "the readers read");
+    assert!(fixture.checked.load(Ordering::Relaxed) > 0, "the readers read");
     cache.check().unwrap();
-    stage.file.sync_all().unwrap();
-    assert_eq!(stage.file.dirty_bytes().unwrap(), 0);
+    fixture.file.sync_all().unwrap();
+    assert_eq!(fixture.file.dirty_bytes().unwrap(), 0);
     let found = fs::read(&path).unwrap();
     for (page, (&generation, bytes)) in (0..).zip(whole.iter().zip(found.chunks(PAGE))) {
         let wanted = if generation == 0 { [0; PAGE] } else { page_content(FILE, page, generation) };

@@ -20,7 +20,7 @@ use quinion::internals::mapping::{
 };
 use quinion::internals::sync::LockWait;
 use quinion::internals::units::{Frame, Millis, Order, Orders, PAGE_SIZE, PageIndex};
-use quinion_testing::stages::mapping::{Stage, page};
+use quinion_testing::fixtures::mapping::{MappingFixture, page};
 
 /// Pages that steps touch, in two regions: in one subtree and far away.
 const PAGES: u64 = 160;
@@ -110,8 +110,8 @@ impl Twin {
     }
 }
 
-struct Rig {
-    stage: Stage,
+struct Fixture {
+    base: MappingFixture,
     folios: BTreeMap<u64, Twin>,
     /// Frames, and so pages, under write-back whose folio has left, by the run's page and frame.
     detached: BTreeSet<(u64, Frame)>,
@@ -124,10 +124,10 @@ fn pages(range: &Range<u64>) -> Range<PageIndex> {
     page(range.start)..page(range.end)
 }
 
-impl Rig {
+impl Fixture {
     fn new() -> Self {
         let (folios, detached) = (BTreeMap::new(), BTreeSet::new());
-        Self { stage: Stage::new(), folios, detached, runs: Vec::new(), now: 0, since: None }
+        Self { base: MappingFixture::new(), folios, detached, runs: Vec::new(), now: 0, since: None }
     }
 
     fn met(&mut self, range: &Range<u64>) -> impl Iterator<Item = &mut Twin> {
@@ -152,13 +152,13 @@ impl Rig {
             Op::Insert { at, order, behind } => self.insert(at, order, behind),
             Op::Mark(range) => self.mark(range),
             Op::Tag(range) => {
-                assert_eq!(self.stage.mapping.lock().tag_to_write(pages(&range)), page(range.end));
+                assert_eq!(self.base.mapping.lock().tag_to_write(pages(&range)), page(range.end));
                 self.met(&range).for_each(|folio| folio.tagged |= !folio.dirty.is_empty());
             }
             Op::Begin { pages, which, max } => self.begin(pages, which, max),
             Op::End { run, cut } => self.end(run, cut),
             Op::Forget(range) => {
-                let forgotten = self.stage.mapping.lock().forget_dirty(pages(&range));
+                let forgotten = self.base.mapping.lock().forget_dirty(pages(&range));
                 let mut expected = 0;
                 for folio in self.met(&range) {
                     let dirty = folio.dirty.len();
@@ -171,8 +171,8 @@ impl Rig {
             Op::Evict(range) => self.evict(&range),
             Op::DropBehind { pages, held } => self.drop_behind(pages, held),
             Op::Adopt(at) => {
-                if let Ok(held) = self.stage.mapping.try_hold(page(at)) {
-                    self.stage.mapping.lock().adopt(&held);
+                if let Ok(held) = self.base.mapping.try_hold(page(at)) {
+                    self.base.mapping.lock().adopt(&held);
                 }
                 self.met(&(at..at + 1)).for_each(|folio| folio.behind = false);
             }
@@ -183,13 +183,13 @@ impl Rig {
     }
 
     fn insert(&mut self, at: u64, order: u8, behind: bool) {
-        let Some(frame) = self.stage.arena.alloc(Order(order)) else { return };
+        let Some(frame) = self.base.arena.alloc(Order(order)) else { return };
         let folio = NewFolio { index: page(at).align_down(Order(order)), frame, order: Order(order) };
         let fate = if behind { FolioLifetime::DropsBehind } else { FolioLifetime::Stays };
         let shape = FolioShape { fate, ..FolioShape::of(Orders::PAGES) };
-        match self.stage.mapping.add_folio_watched(folio, shape, LockWait::Wait, &mut || {}) {
-            AddedFolio::Added { .. } => self.stage.complete(folio),
-            _ => return self.stage.free(folio),
+        match self.base.mapping.add_folio_watched(folio, shape, LockWait::Wait, &mut || {}) {
+            AddedFolio::Added { .. } => self.base.complete(folio),
+            _ => return self.base.free(folio),
         }
         let (dirty, written) = (BTreeSet::new(), BTreeSet::new());
         let twin = Twin { folio, behind, tagged: false, dirty, written };
@@ -197,7 +197,7 @@ impl Rig {
     }
 
     fn mark(&mut self, range: Range<u64>) {
-        let (mapping, now) = (&self.stage.mapping, Millis(self.now));
+        let (mapping, now) = (&self.base.mapping, Millis(self.now));
         for folio in self.folios.values_mut().filter(|folio| folio.meets(&range)) {
             let some = range.start.max(folio.pages().start)..range.end.min(folio.pages().end);
             let held = mapping.try_hold(page(some.start)).unwrap();
@@ -211,7 +211,7 @@ impl Rig {
 
     fn begin(&mut self, range: Range<u64>, which: TakeFilter, max: u32) {
         let mut runs = Vec::new();
-        let begun = self.stage.mapping.lock().begin_writeback(pages(&range), which, max, &mut runs);
+        let begun = self.base.mapping.lock().begin_writeback(pages(&range), which, max, &mut runs);
         let (mut expected, mut taken) = (TakeEnd::Done, Vec::new());
         let wanted = |folio: &&mut Twin| folio.meets(&range) && (which == TakeFilter::Dirty || folio.tagged);
         'all: for folio in self.folios.values_mut().filter(wanted) {
@@ -256,7 +256,7 @@ impl Rig {
         let (index, frame) = (run.index.plus(u64::from(cut)), run.frame.plus(cut));
         let bad = WritebackRun { index, frame, pages: run.pages - cut };
         for (part, outcome) in [(good, WritebackOutcome::Written), (bad, WritebackOutcome::Failed)] {
-            let ended = self.stage.mapping.lock().end_writeback(part, outcome, Millis(self.now));
+            let ended = self.base.mapping.lock().end_writeback(part, outcome, Millis(self.now));
             assert_eq!(ended, self.ended(part, outcome));
         }
     }
@@ -286,31 +286,31 @@ impl Rig {
     }
 
     fn evict(&mut self, range: &Range<u64>) {
-        let (stage, twins) = (&self.stage, &mut self.folios);
+        let (base, twins) = (&self.base, &mut self.folios);
         twins.retain(|_, twin| {
             let folio = twin.folio;
             if !twin.meets(range) {
                 return true;
             }
             let gone =
-                stage.mapping.lock().evict(folio.index, folio.frame, |_| Replacement::Nothing).is_some();
+                base.mapping.lock().evict(folio.index, folio.frame, |_| Replacement::Nothing).is_some();
             assert_eq!(gone, twin.dirty.is_empty() && twin.written.is_empty());
             if gone {
-                stage.free(folio);
+                base.free(folio);
             }
             !gone
         });
     }
 
     fn drop_behind(&mut self, range: Range<u64>, held: bool) {
-        let (stage, before) = (&self.stage, self.stage.pages());
+        let (base, before) = (&self.base, self.base.pages());
         let goes = |folio: &Twin| {
             let inside = range.start <= folio.pages().start && folio.pages().end <= range.end;
             inside && folio.behind && folio.dirty.is_empty() && folio.written.is_empty()
         };
         let going = self.folios.values().filter(|folio| held && goes(folio));
-        let readers: Vec<_> = going.map(|folio| stage.mapping.try_hold(folio.folio.index).unwrap()).collect();
-        let dropped = stage.mapping.drop_behind(pages(&range), DropReason::Passed, LockWait::Wait).unwrap();
+        let readers: Vec<_> = going.map(|folio| base.mapping.try_hold(folio.folio.index).unwrap()).collect();
+        let dropped = base.mapping.drop_behind(pages(&range), DropReason::Passed, LockWait::Wait).unwrap();
         assert_eq!((dropped.next, dropped.kept), (page(range.end), None));
         let mut gone = 0;
         self.folios.retain(|_, folio| {
@@ -318,9 +318,9 @@ impl Rig {
             gone += if goes { u64::from(folio.folio.order.pages()) } else { 0 };
             !goes
         });
-        assert_eq!(before - stage.pages(), gone);
+        assert_eq!(before - base.pages(), gone);
         for held in readers {
-            assert!(stage.mapping.try_hold(held.first()).is_err(), "it has left");
+            assert!(base.mapping.try_hold(held.first()).is_err(), "it has left");
             let mut bytes = vec![0; held.order().bytes()];
             assert_eq!(held.copy_out(held.first().first_byte(), &mut bytes), bytes.len());
             for (index, words) in (held.first().0..).zip(bytes.chunks(PAGE_SIZE)) {
@@ -332,7 +332,7 @@ impl Rig {
     /// Each piece has of its whole what lies in it.
     fn split(&mut self, at: u64) {
         let before = self.folios.range(..at).next_back().map(|(_, whole)| whole.clone());
-        let outcome = self.stage.mapping.split_at(page(at));
+        let outcome = self.base.mapping.split_at(page(at));
         let Some(whole) = before.filter(|whole| at < whole.pages().end) else {
             return assert_eq!(outcome, SplitOutcome::Done);
         };
@@ -343,7 +343,7 @@ impl Rig {
         self.folios.remove(&whole.folio.index.0);
         let mut first = whole.pages().start;
         while first < whole.pages().end {
-            let order = self.stage.mapping.try_hold(page(first)).unwrap().order();
+            let order = self.base.mapping.try_hold(page(first)).unwrap().order();
             let folio = NewFolio { index: page(first), frame: whole.frame(first), order };
             let mut piece = Twin { folio, ..whole.clone() };
             piece.dirty.retain(|index| (first..first + u64::from(order.pages())).contains(index));
@@ -355,7 +355,7 @@ impl Rig {
     }
 
     fn remove_all(&mut self) {
-        self.stage.mapping.lock().remove_all();
+        self.base.mapping.lock().remove_all();
         for folio in std::mem::take(&mut self.folios).into_values() {
             let left = folio.written.iter().map(|&page| (page, folio.frame(page)));
             self.detached.extend(left);
@@ -363,8 +363,8 @@ impl Rig {
     }
 
     fn check(&self) {
-        self.stage.check();
-        let (mapping, counted) = (&self.stage.mapping, self.stage.mapping.writeback().dirty_pages());
+        self.base.check();
+        let (mapping, counted) = (&self.base.mapping, self.base.mapping.writeback().dirty_pages());
         let sum = |of: fn(&Twin) -> usize| self.folios.values().map(of).sum::<usize>() as u64;
         let detached = self.detached.len() as u64;
         assert_eq!(counted.dirty(), sum(|folio| folio.dirty.len()));
@@ -373,7 +373,7 @@ impl Rig {
         assert_eq!(mapping.writeback().detached_pages(), detached);
         assert_eq!(mapping.writeback().dirty_since(), self.since);
         for folio in self.folios.values() {
-            let word = self.stage.word(folio.folio.frame);
+            let word = self.base.word(folio.folio.frame);
             assert_eq!(word.has(Flags::DIRTY), !folio.dirty.is_empty());
             assert_eq!(word.has(Flags::WRITEBACK), !folio.written.is_empty());
             assert_eq!(word.holds(), u32::from(!folio.written.is_empty()), "write-back has one hold");
@@ -404,17 +404,17 @@ proptest! {
 
     #[test]
     fn dirty_pages_agree_with_a_twin(ops in prop::collection::vec(op(), 1..80)) {
-        let mut rig = Rig::new();
+        let mut fixture = Fixture::new();
         for op in ops {
-            rig.step(op);
-            rig.check();
+            fixture.step(op);
+            fixture.check();
         }
-        rig.step(Op::RemoveAll);
-        rig.check();
-        while !rig.runs.is_empty() {
-            rig.step(Op::End { run: 0, cut: 3 });
+        fixture.step(Op::RemoveAll);
+        fixture.check();
+        while !fixture.runs.is_empty() {
+            fixture.step(Op::End { run: 0, cut: 3 });
         }
-        rig.check();
-        rig.stage.finish();
+        fixture.check();
+        fixture.base.finish();
     }
 }

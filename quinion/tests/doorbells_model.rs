@@ -19,12 +19,12 @@
 
 use loom::sync::Arc;
 use loom::thread;
-use model_stage::{Needed, all_needed, explore};
+use model_support::{Needed, all_needed, explore};
 use quinion::internals::arena::doorbells::{Doorbells, Found, WatchedViewers};
 use quinion::internals::sync::Mutant;
 use quinion::internals::sync::atomic::{AtomicU32, Ordering};
 
-mod model_stage;
+mod model_support;
 
 const FREE: u32 = 0;
 const PENDING: u32 = 1;
@@ -32,13 +32,13 @@ const TAKEN: u32 = 2;
 /// The viewer's number.
 const VIEWER: usize = 3;
 
-struct Stage {
+struct Fixture {
     doorbells: Doorbells<1>,
     futex: AtomicU32,
     slots: [AtomicU32; 2],
 }
 
-impl Stage {
+impl Fixture {
     fn new() -> Arc<Self> {
         let slots = [AtomicU32::new(FREE), AtomicU32::new(FREE)];
         Arc::new(Self { doorbells: Doorbells::default(), futex: AtomicU32::new(0), slots })
@@ -115,21 +115,21 @@ impl Stage {
 #[test]
 fn one_request() {
     explore(Some(3), &["answered"], || {
-        let stage = Stage::new();
+        let fixture = Fixture::new();
         let viewer = {
-            let stage = Arc::clone(&stage);
-            thread::spawn(move || stage.ask(0))
+            let fixture = Arc::clone(&fixture);
+            thread::spawn(move || fixture.ask(0))
         };
         let worker = {
-            let stage = Arc::clone(&stage);
-            thread::spawn(move || stage.work())
+            let fixture = Arc::clone(&fixture);
+            thread::spawn(move || fixture.work())
         };
         let mut watched = WatchedViewers::default();
-        let number = stage.watch(&mut watched);
+        let number = fixture.watch(&mut watched);
         viewer.join().unwrap();
         let (taken, slept) = worker.join().unwrap();
-        let more = stage.settle(&mut watched, number, vec![slept]);
-        stage.outcome(taken + more, 1)
+        let more = fixture.settle(&mut watched, number, vec![slept]);
+        fixture.outcome(taken + more, 1)
     });
 }
 
@@ -137,21 +137,21 @@ fn one_request() {
 #[test]
 fn a_request_behind_a_doorbell_that_is_up() {
     explore(Some(3), &["answered"], || {
-        let stage = Stage::new();
+        let fixture = Fixture::new();
         let mut watched = WatchedViewers::default();
-        stage.watch(&mut watched); // the first look puts the doorbell up
+        fixture.watch(&mut watched); // the first look puts the doorbell up
         let asked = {
-            let stage = Arc::clone(&stage);
+            let fixture = Arc::clone(&fixture);
             thread::spawn(move || {
-                stage.ask(0);
-                let number = stage.watch(&mut watched);
+                fixture.ask(0);
+                let number = fixture.watch(&mut watched);
                 (watched, number)
             })
         };
-        let (taken, slept) = stage.work();
+        let (taken, slept) = fixture.work();
         let (mut watched, number) = asked.join().unwrap();
-        let more = stage.settle(&mut watched, number, vec![slept]);
-        stage.outcome(taken + more, 1)
+        let more = fixture.settle(&mut watched, number, vec![slept]);
+        fixture.outcome(taken + more, 1)
     });
 }
 
@@ -159,25 +159,25 @@ fn a_request_behind_a_doorbell_that_is_up() {
 #[test]
 fn two_requests_and_two_workers() {
     explore(Some(2), &["answered"], || {
-        let stage = Stage::new();
+        let fixture = Fixture::new();
         let viewer = {
-            let stage = Arc::clone(&stage);
+            let fixture = Arc::clone(&fixture);
             thread::spawn(move || {
-                stage.ask(0);
-                stage.ask(1);
+                fixture.ask(0);
+                fixture.ask(1);
             })
         };
         let worker = {
-            let stage = Arc::clone(&stage);
-            thread::spawn(move || stage.work())
+            let fixture = Arc::clone(&fixture);
+            thread::spawn(move || fixture.work())
         };
         let mut watched = WatchedViewers::default();
-        let number = stage.watch(&mut watched);
-        let (ours, slept) = stage.work();
+        let number = fixture.watch(&mut watched);
+        let (ours, slept) = fixture.work();
         viewer.join().unwrap();
         let (theirs, their_sleep) = worker.join().unwrap();
-        let more = stage.settle(&mut watched, number, vec![slept, their_sleep]);
-        stage.outcome(ours + theirs + more, 2)
+        let more = fixture.settle(&mut watched, number, vec![slept, their_sleep]);
+        fixture.outcome(ours + theirs + more, 2)
     });
 }
 

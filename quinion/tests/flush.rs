@@ -22,7 +22,7 @@ use quinion::backend::{
 use quinion_testing::doubles::{
     CompletionOrder, CompletionPoint, CrashDisk, FailureCount, Faults, SimulatedBackend, WriteFaults,
 };
-use quinion_testing::stages::transfers::{PAGE, POISON, Run, read, write};
+use quinion_testing::fixtures::transfers::{PAGE, POISON, Run, read, write};
 use tempfile::TempDir;
 
 const MECHANISMS: [Mechanism; 2] = [Mechanism::Ring, Mechanism::Threads];

@@ -23,7 +23,7 @@ const HANDLES: usize = 10;
 const PAGES: usize = 20;
 const FILE: u32 = 3;
 
-struct Stage {
+struct Fixture {
     disk: Arc<CrashDisk>,
     device: Arc<SimulatedBackend>,
     cache: Cache,
@@ -35,7 +35,7 @@ fn generation_of(generation: u32) -> Vec<u8> {
     bytes
 }
 
-impl Stage {
+impl Fixture {
     fn new() -> Self {
         let disk = Arc::new(CrashDisk::new(generation_of(1)));
         let device = Arc::new(SimulatedBackend::of_crash_disk(Arc::clone(&disk), Faults::default()));
@@ -97,23 +97,23 @@ fn errno_of(told: quinion::error::Result<()>) -> Option<i32> {
 /// 2. Another, which can only read, syncs the file. It is told that all is well, and nothing was made durable.
 #[test]
 fn a_read_only_handle_syncs_others_writes_and_reports_their_errors() {
-    let stage = Stage::new();
-    let device = || Arc::clone(&stage.device) as Arc<dyn Backend>;
-    let (writer, reader) = (stage.open(), stage.cache.open_backend(device()).unwrap());
+    let fixture = Fixture::new();
+    let device = || Arc::clone(&fixture.device) as Arc<dyn Backend>;
+    let (writer, reader) = (fixture.open(), fixture.cache.open_backend(device()).unwrap());
     for generation in [2, 3] {
         let now = change(&writer, generation);
         if generation == 2 {
-            stage.write_back(&writer);
+            fixture.write_back(&writer);
         }
         assert_eq!(errno_of(reader.sync_data()), None);
-        stage.is_durable(&now);
+        fixture.is_durable(&now);
     }
     let now = change(&writer, 4);
-    stage.device.fail_write(0, libc::EIO);
+    fixture.device.fail_write(0, libc::EIO);
     assert_eq!(errno_of(reader.sync_data()), Some(libc::EIO));
-    stage.device.mend();
+    fixture.device.mend();
     assert_eq!(errno_of(reader.sync_data()), None);
-    stage.is_durable(&now);
+    fixture.is_durable(&now);
 }
 
 /// Pages from the second on, which is where everything here is changed.
@@ -128,42 +128,42 @@ fn change(file: &File, generation: u32) -> Vec<u8> {
 #[test]
 fn each_of_ten_handles_hears_of_an_error_in_the_background_once() {
     for errno in [libc::EIO, libc::ENOSPC, libc::EDQUOT] {
-        let stage = Stage::new();
-        let files = stage.open_all();
+        let fixture = Fixture::new();
+        let files = fixture.open_all();
         let now = change(&files[0], 2);
         for nth in 0..100 {
-            stage.device.fail_write(nth, errno);
+            fixture.device.fail_write(nth, errno);
         }
-        stage.write_back(&files[1]);
-        assert!(stage.device.writes() > 0, "the device was asked");
-        stage.device.mend();
+        fixture.write_back(&files[1]);
+        assert!(fixture.device.writes() > 0, "the device was asked");
+        fixture.device.mend();
         // (A device says of some pages that they were written before it failed. Others are still to be.)
         assert!(files[0].dirty_bytes().unwrap() > 0, "what failed is not taken for written");
-        Stage::is_read(&files[3], &now);
+        Fixture::is_read(&files[3], &now);
         for (nth, file) in files.iter().enumerate() {
             assert_eq!(errno_of(file.sync_data()), Some(errno), "handle {nth}, which had not heard of it");
             assert_eq!(errno_of(file.sync_data()), None, "handle {nth}, which had");
         }
         assert_eq!(files[0].dirty_bytes().unwrap(), 0);
-        stage.is_durable(&now);
+        fixture.is_durable(&now);
     }
 }
 
 #[test]
 fn each_handle_hears_of_a_sync_that_failed_though_another_one_asked() {
-    let stage = Stage::new();
-    let files = stage.open_all();
+    let fixture = Fixture::new();
+    let files = fixture.open_all();
     let now = change(&files[0], 2);
-    stage.device.fail_sync(0, libc::EIO);
+    fixture.device.fail_sync(0, libc::EIO);
     assert_eq!(errno_of(files[4].sync_all()), Some(libc::EIO));
     // What the device had taken and not made durable is to be written again.
-    Stage::is_read(&files[0], &now);
+    Fixture::is_read(&files[0], &now);
     for (nth, file) in files.iter().enumerate() {
         let expected = (nth != 4).then_some(libc::EIO);
         assert_eq!(errno_of(file.sync_all()), expected, "handle {nth}");
         assert_eq!(errno_of(file.sync_all()), None, "handle {nth}");
     }
-    stage.is_durable(&now);
+    fixture.is_durable(&now);
 }
 
 /// 1. A sync fails, and the device forgets what it could not make durable.
@@ -171,64 +171,64 @@ fn each_handle_hears_of_a_sync_that_failed_though_another_one_asked() {
 /// 3. The next sync has nothing to do, and says that all is well.
 #[test]
 fn a_sync_that_is_ok_after_one_that_failed_has_written_everything_again() {
-    let stage = Stage::new();
-    let file = stage.open();
+    let fixture = Fixture::new();
+    let file = fixture.open();
     let now = change(&file, 2);
     for round in 0..5 {
-        stage.device.fail_sync(0, libc::EIO);
+        fixture.device.fail_sync(0, libc::EIO);
         assert_eq!(errno_of(file.sync_data()), Some(libc::EIO), "round {round}");
     }
     assert_eq!(errno_of(file.sync_data()), None);
-    stage.is_durable(&now);
+    fixture.is_durable(&now);
     // With nothing changed, once more: it stays so.
     assert_eq!(errno_of(file.sync_data()), None);
-    stage.is_durable(&now);
+    fixture.is_durable(&now);
 }
 
 #[test]
 fn a_sync_continues_after_an_error_and_writes_the_other_pages() {
-    let stage = Stage::new();
-    let file = stage.open();
+    let fixture = Fixture::new();
+    let file = fixture.open();
     let now = change(&file, 2);
     let bad = (5 * PAGE) as u64;
-    stage.device.fail_writes_at(bad..bad + 1, FailureCount::Always);
+    fixture.device.fail_writes_at(bad..bad + 1, FailureCount::Always);
     // Three parts with a clean page between them, so that one of them is bad and two are not.
     assert_eq!(errno_of(file.sync_data()), Some(libc::EIO));
     assert!(file.dirty_bytes().unwrap() >= PAGE as u64, "the bad page is still to be written");
     assert_eq!(errno_of(file.sync_data()), Some(libc::EIO), "it was tried again, and failed again");
-    Stage::is_read(&file, &now);
-    stage.device.mend();
+    Fixture::is_read(&file, &now);
+    fixture.device.mend();
     assert_eq!(errno_of(file.sync_data()), None);
-    stage.is_durable(&now);
+    fixture.is_durable(&now);
 }
 
 #[test]
 fn a_handle_opened_later_reports_unreported_errors_and_no_others() {
-    let stage = Stage::new();
-    let first = stage.open();
+    let fixture = Fixture::new();
+    let first = fixture.open();
     let fail = |generation| {
         change(&first, generation);
-        (0..100).for_each(|nth| stage.device.fail_write(nth, libc::EIO));
-        stage.write_back(&first);
-        stage.device.mend();
+        (0..100).for_each(|nth| fixture.device.fail_write(nth, libc::EIO));
+        fixture.write_back(&first);
+        fixture.device.mend();
     };
     // No handle has reported it: the next open does, and no later one.
     fail(2);
-    let second = stage.open();
+    let second = fixture.open();
     assert_eq!(errno_of(second.sync_data()), Some(libc::EIO));
-    let third = stage.open();
+    let third = fixture.open();
     assert_eq!(errno_of(third.sync_data()), None);
     // The first one had it open all the time.
     assert_eq!(errno_of(first.sync_data()), Some(libc::EIO));
     // A handle changed a page and was closed without a sync: the next open reports the error.
     {
-        let writer = stage.open();
+        let writer = fixture.open();
         change(&writer, 3);
-        (0..100).for_each(|nth| stage.device.fail_write(nth, libc::EIO));
-        stage.write_back(&writer);
-        stage.device.mend();
+        (0..100).for_each(|nth| fixture.device.fail_write(nth, libc::EIO));
+        fixture.write_back(&writer);
+        fixture.device.mend();
     }
-    let fourth = stage.open();
+    let fourth = fixture.open();
     assert_eq!(errno_of(fourth.sync_data()), Some(libc::EIO));
     assert_eq!(errno_of(fourth.sync_data()), None);
     for file in [&first, &second, &third] {
@@ -239,13 +239,13 @@ fn a_handle_opened_later_reports_unreported_errors_and_no_others() {
 
 #[test]
 fn unreported_errors_are_one_report_of_the_last() {
-    let stage = Stage::new();
-    let (first, second) = (stage.open(), stage.open());
+    let fixture = Fixture::new();
+    let (first, second) = (fixture.open(), fixture.open());
     let fail = |generation, errno| {
         change(&first, generation);
-        (0..100).for_each(|nth| stage.device.fail_write(nth, errno));
-        stage.write_back(&first);
-        stage.device.mend();
+        (0..100).for_each(|nth| fixture.device.fail_write(nth, errno));
+        fixture.write_back(&first);
+        fixture.device.mend();
     };
     fail(2, libc::EIO);
     fail(3, libc::EIO);
@@ -263,11 +263,11 @@ fn unreported_errors_are_one_report_of_the_last() {
 
 #[test]
 fn a_clone_is_the_same_open_file_and_reports_for_both() {
-    let stage = Stage::new();
-    let (file, other) = (stage.open(), stage.open());
+    let fixture = Fixture::new();
+    let (file, other) = (fixture.open(), fixture.open());
     let clone = file.clone();
     change(&file, 2);
-    stage.device.fail_sync(0, libc::EIO);
+    fixture.device.fail_sync(0, libc::EIO);
     assert_eq!(errno_of(other.sync_data()), Some(libc::EIO));
     assert_eq!(errno_of(clone.sync_data()), Some(libc::EIO));
     assert_eq!([errno_of(file.sync_data()), errno_of(clone.sync_data())], [None; 2]);
@@ -275,35 +275,35 @@ fn a_clone_is_the_same_open_file_and_reports_for_both() {
 
 #[test]
 fn a_file_system_that_became_read_only_loses_nothing_that_memory_can_keep() {
-    let stage = Stage::new();
-    let files = stage.open_all();
+    let fixture = Fixture::new();
+    let files = fixture.open_all();
     let mut now = generation_of(1);
     for generation in 2..6 {
         now = change(&files[generation % HANDLES], generation as u32);
-        (0..1000).for_each(|nth| stage.device.fail_write(nth, libc::EROFS));
-        (0..1000).for_each(|nth| stage.device.fail_sync(nth, libc::EROFS));
+        (0..1000).for_each(|nth| fixture.device.fail_write(nth, libc::EROFS));
+        (0..1000).for_each(|nth| fixture.device.fail_sync(nth, libc::EROFS));
         for file in &files {
             assert_eq!(errno_of(file.sync_all()), Some(libc::EROFS));
         }
-        Stage::is_read(&files[0], &now);
+        Fixture::is_read(&files[0], &now);
         assert!(files[0].dirty_bytes().unwrap() > 0, "nothing is given up");
-        stage.device.mend();
+        fixture.device.mend();
     }
     // It is mounted for writing again. All handles have reported the last error.
     for file in &files {
         let _ = errno_of(file.sync_all());
         assert_eq!(errno_of(file.sync_all()), None);
     }
-    stage.is_durable(&now);
+    fixture.is_durable(&now);
 }
 
 #[test]
 fn a_durable_write_says_itself_that_it_is_not() {
-    let stage = Stage::new();
-    let (file, other) = (stage.open(), stage.open());
+    let fixture = Fixture::new();
+    let (file, other) = (fixture.open(), fixture.open());
     let durably = WriteOptions::new().durability(Durability::Data);
     let bytes = generation_of(2);
-    stage.device.fail_sync(0, libc::EIO);
+    fixture.device.fail_sync(0, libc::EIO);
     let error = file.write_at_with(&bytes[..PAGE], 0, durably).unwrap_err();
     assert_eq!((error.kind(), error.raw_os_error()), (ErrorKind::Sync, Some(libc::EIO)), "{error}");
     // Its bytes are in the cache all the same, and the next one makes them durable.
@@ -315,17 +315,17 @@ fn a_durable_write_says_itself_that_it_is_not() {
     assert_eq!(file.write_at_with(&bytes[PAGE..2 * PAGE], PAGE as u64, durably).unwrap(), PAGE);
     assert_eq!(errno_of(file.sync_data()), None);
     let now = [&bytes[..2 * PAGE], &generation_of(1)[2 * PAGE..]].concat();
-    stage.is_durable(&now);
+    fixture.is_durable(&now);
 }
 
 /// The words of an error say what is to be done.
 #[test]
 fn errors_of_syncs_have_a_remedy() {
     for (errno, word) in [(libc::EIO, "sync"), (libc::ENOSPC, "space"), (libc::EROFS, "sync")] {
-        let stage = Stage::new();
-        let file = stage.open();
+        let fixture = Fixture::new();
+        let file = fixture.open();
         change(&file, 2);
-        (0..100).for_each(|nth| stage.device.fail_write(nth, errno));
+        (0..100).for_each(|nth| fixture.device.fail_write(nth, errno));
         let words = file.sync_data().unwrap_err().to_string();
         assert!(words.contains(word) && words.len() > 40, "{words}");
     }
@@ -335,8 +335,8 @@ fn errors_of_syncs_have_a_remedy() {
 /// was written before durable; no error is told twice by one handle without a new failure.
 #[test]
 fn ten_handles_at_once_report_the_truth() {
-    let stage = Stage::new();
-    let files = stage.open_all();
+    let fixture = Fixture::new();
+    let files = fixture.open_all();
     let rounds = if std::env::var_os("QUINION_SOAK").is_some() { 2000 } else { 40 };
     let work = |nth: usize, file: &File| {
         let (page, mut told) = ((nth + 1) * PAGE, 0);
@@ -352,7 +352,7 @@ fn ten_handles_at_once_report_the_truth() {
         told
     };
     let errors = thread::scope(|scope| {
-        let device = &stage.device;
+        let device = &fixture.device;
         scope.spawn(move || {
             let mut dice = Dice::new(5);
             for _ in 0..rounds {
@@ -369,7 +369,7 @@ fn ten_handles_at_once_report_the_truth() {
         workers.into_iter().map(|worker| worker.join().unwrap()).sum::<u32>()
     });
     println!("{errors} errors were told");
-    stage.device.mend();
+    fixture.device.mend();
     for file in &files {
         let _ = errno_of(file.sync_data());
         assert_eq!(errno_of(file.sync_data()), None);
@@ -379,5 +379,5 @@ fn ten_handles_at_once_report_the_truth() {
         let page = (nth + 1) * PAGE;
         fill_content(&mut now[page..page + PAGE], FILE, page as u64, rounds as u32 - 1);
     }
-    stage.is_durable(&now);
+    fixture.is_durable(&now);
 }

@@ -24,7 +24,7 @@ use quinion::backend::{Attributes, Backend, Fill, Flush, FlushError, Identity, M
 use quinion::internals::filemap::{OnPinned, Truncation};
 use quinion::internals::writeback::WritebackOptions;
 use quinion::{Cache, ErrorKind, File, OpenOptions, Pool, PoolOptions};
-use quinion_testing::stages::writeback::{ALL, Stage};
+use quinion_testing::fixtures::writeback::{ALL, WritebackFixture};
 
 const PAGE: usize = 4096;
 /// No step takes so long where nothing hangs.
@@ -265,15 +265,15 @@ fn one_call_does_not_have_all_of_memory_for_a_hung_device() {
 #[test]
 fn small_files_of_hung_devices_are_refused_and_those_of_a_healthy_one_are_not() {
     const DEVICES: u64 = 4;
-    let stage = Stage::new(throttled(Duration::from_millis(2)));
-    let limits = stage.writeback.limits();
+    let fixture = WritebackFixture::new(throttled(Duration::from_millis(2)));
+    let limits = fixture.writeback.limits();
     let (mut hung, mut files, mut refused) = (Vec::new(), Vec::new(), BTreeSet::new());
     while refused.len() < DEVICES as usize && files.len() < 1000 {
         let number = 1000 + files.len() as u64 % DEVICES;
         let device = Device::new(number, 4);
         device.hang();
-        let file = stage.open(1 + files.len() as u32, Arc::clone(&device) as _);
-        match stage.writeback.throttle(&file.mapping, 4) {
+        let file = fixture.open(1 + files.len() as u32, Arc::clone(&device) as _);
+        match fixture.writeback.throttle(&file.mapping, 4) {
             Ok(()) => file.write(0..4, 1),
             Err(_) => {
                 refused.insert(number);
@@ -282,11 +282,11 @@ fn small_files_of_hung_devices_are_refused_and_those_of_a_healthy_one_are_not() 
         hung.push(device);
         files.push(file);
     }
-    let total = stage.writeback.totals().total();
+    let total = fixture.writeback.totals().total();
     let mut healthy = Vec::new();
     for nth in 0..50 {
-        let file = stage.open(2000 + nth, Device::new(2000, 4));
-        healthy.push(stage.writeback.throttle(&file.mapping, 4));
+        let file = fixture.open(2000 + nth, Device::new(2000, 4));
+        healthy.push(fixture.writeback.throttle(&file.mapping, 4));
         file.write(0..4, 1);
     }
     hung.iter().for_each(|device| device.answer());
@@ -294,7 +294,7 @@ fn small_files_of_hung_devices_are_refused_and_those_of_a_healthy_one_are_not() 
     assert!(total <= limits.most && total > limits.ceiling, "{total} pages are dirty, of {limits:?}");
     assert!(healthy.iter().all(Result::is_ok), "{healthy:?}");
     until("the write-back of all", || {
-        files.iter().for_each(|file| stage.writeback.start(&file.mapping, ALL));
+        files.iter().for_each(|file| fixture.writeback.start(&file.mapping, ALL));
         files.iter().all(|file| file.dirty() + file.under_way() == 0)
     });
 }
@@ -304,26 +304,26 @@ fn small_files_of_hung_devices_are_refused_and_those_of_a_healthy_one_are_not() 
 /// 3 It takes the pages: it is not stuck, and its pages count again.
 #[test]
 fn a_device_is_stuck_until_it_takes_pages_and_failures_are_no_progress() {
-    let stage = Stage::new(throttled(Duration::from_millis(40)));
+    let fixture = WritebackFixture::new(throttled(Duration::from_millis(40)));
     let device = Device::new(1000, 64);
-    let file = stage.open(1, Arc::clone(&device) as _);
-    stage.writeback.close(); // no other thread writes
-    assert!(stage.writeback.stuck_devices().is_empty());
+    let file = fixture.open(1, Arc::clone(&device) as _);
+    fixture.writeback.close(); // no other thread writes
+    assert!(fixture.writeback.stuck_devices().is_empty());
     device.hang();
     for round in 1..=2 {
         (0..3).for_each(|nth| file.write(2 * nth..2 * nth + 1, round));
-        stage.writeback.start(&file.mapping, ALL);
+        fixture.writeback.start(&file.mapping, ALL);
         assert_eq!(device.flushes(), 3, "each is a run of its own");
-        until("the stuck state", || stage.writeback.stuck_devices() == BTreeSet::from([1000]));
+        until("the stuck state", || fixture.writeback.stuck_devices() == BTreeSet::from([1000]));
         for left in (0..3).rev() {
             device.end_flush(Some(EIO));
             assert_eq!((device.flushes(), file.dirty()), (left, 3 - left as u64));
-            assert_eq!(stage.writeback.stuck_devices(), BTreeSet::from([1000]), "round {round}");
+            assert_eq!(fixture.writeback.stuck_devices(), BTreeSet::from([1000]), "round {round}");
         }
     }
-    stage.writeback.start(&file.mapping, ALL);
+    fixture.writeback.start(&file.mapping, ALL);
     (0..3).for_each(|_| device.end_flush(None));
-    assert_eq!((stage.writeback.stuck_devices(), file.dirty()), (BTreeSet::new(), 0));
+    assert_eq!((fixture.writeback.stuck_devices(), file.dirty()), (BTreeSet::new(), 0));
 }
 
 /// A device fails, and its only file is cut: nothing of it is dirty, and its number is not kept.
@@ -331,31 +331,31 @@ fn a_device_is_stuck_until_it_takes_pages_and_failures_are_no_progress() {
 fn a_device_without_dirty_pages_is_not_stuck() {
     let options =
         throttled(Duration::from_millis(4)).expire(Duration::ZERO).interval(Duration::from_millis(1));
-    let stage = Stage::new(options);
+    let fixture = WritebackFixture::new(options);
     let device = Device::new(1000, 64);
-    let file = stage.open(1, Arc::clone(&device) as _);
+    let file = fixture.open(1, Arc::clone(&device) as _);
     device.hang();
     file.write(0..1, 1);
     until("a flush", || device.flushes() > 0);
     device.end_flush(Some(EIO));
-    until("the stuck state", || stage.writeback.stuck_devices() == BTreeSet::from([1000]));
+    until("the stuck state", || fixture.writeback.stuck_devices() == BTreeSet::from([1000]));
     device.answer();
-    Truncation::of(&stage.filemap, &file.mapping).cut(0, OnPinned::Detach).unwrap();
-    until("the end of the stuck state", || stage.writeback.stuck_devices().is_empty());
+    Truncation::of(&fixture.filemap, &file.mapping).cut(0, OnPinned::Detach).unwrap();
+    until("the end of the stuck state", || fixture.writeback.stuck_devices().is_empty());
 }
 
 /// A device that is slow and not stuck has more dirty pages than the ceiling allows. A writer of another device, which
 /// has none, is held up for as long as a writer is at most, and goes on.
 #[test]
 fn a_slow_device_above_the_ceiling_refuses_no_writer_of_another() {
-    let stage = Stage::new(throttled(Duration::from_secs(2)));
-    let limits = stage.writeback.limits();
+    let fixture = WritebackFixture::new(throttled(Duration::from_secs(2)));
+    let limits = fixture.writeback.limits();
     let slow = Device::new(1000, 4000);
-    let file = stage.open(1, Arc::clone(&slow) as _);
+    let file = fixture.open(1, Arc::clone(&slow) as _);
     slow.hang();
     (0..limits.ceiling + 300).for_each(|nth| file.write(2 * nth..2 * nth + 1, 1));
-    stage.writeback.start(&file.mapping, ALL);
-    let other = stage.open(2, Device::new(1001, 64));
+    fixture.writeback.start(&file.mapping, ALL);
+    let other = fixture.open(2, Device::new(1001, 64));
     let is_over = AtomicBool::new(false);
     let throttled = thread::scope(|scope| {
         scope.spawn(|| {
@@ -364,11 +364,11 @@ fn a_slow_device_above_the_ceiling_refuses_no_writer_of_another() {
                 thread::sleep(Duration::from_millis(40));
             }
         });
-        let throttled = stage.writeback.throttle(&other.mapping, 10_000);
+        let throttled = fixture.writeback.throttle(&other.mapping, 10_000);
         is_over.store(true, Ordering::Relaxed);
         throttled
     });
-    let total = stage.writeback.totals().total();
+    let total = fixture.writeback.totals().total();
     slow.answer();
     assert!(total > limits.ceiling, "{total} pages are dirty, of {limits:?}");
     throttled.unwrap();

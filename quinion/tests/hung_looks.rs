@@ -28,7 +28,7 @@ use quinion::internals::mapping::writeback_state::SyncRange;
 use quinion::internals::writeback::WritebackOptions;
 use quinion::{Cache, ErrorKind, OpenOptions, PoolOptions};
 use quinion_testing::doubles::{Faults, SimulatedBackend};
-use quinion_testing::stages::writeback::{ALL, Opened, Stage};
+use quinion_testing::fixtures::writeback::{ALL, Opened, WritebackFixture};
 
 const PAGE: usize = 4096;
 /// No step takes so long where nothing hangs.
@@ -142,7 +142,7 @@ fn memory(pages: usize) -> MemoryFile {
 const EVERYTHING: SyncRange<'static> = SyncRange { kind: SyncKind::Data, pages: &ALL };
 
 fn sync(file: &Opened<'_>) {
-    file.stage.writeback.sync(&file.mapping, EVERYTHING, &file.handle()).unwrap();
+    file.fixture.writeback.sync(&file.mapping, EVERYTHING, &file.handle()).unwrap();
 }
 
 /// 1 A file is dirty, and its file system answers no look.
@@ -188,21 +188,21 @@ fn a_hung_look_holds_up_no_write_back_of_others() {
 /// closed, and one who asks for write-back: none of them waits for a look.
 #[test]
 fn a_thread_that_starts_write_back_waits_for_no_look() {
-    let stage = Stage::new(by_hand());
+    let fixture = WritebackFixture::new(by_hand());
     let hung = HangingLooks::new(memory(64), 1000);
-    let file = stage.open(1, Arc::clone(&hung) as _);
+    let file = fixture.open(1, Arc::clone(&hung) as _);
     file.write(0..4, 1);
     hung.hang();
     let start = || {
-        stage.writeback.write_for_reclaim();
-        stage.writeback.start(&file.mapping, ALL);
-        stage.writeback.write_for_reclaim();
+        fixture.writeback.write_for_reclaim();
+        fixture.writeback.start(&file.mapping, ALL);
+        fixture.writeback.write_for_reclaim();
         assert_eq!(file.dirty(), 4, "nothing is written without a look");
-        assert_eq!(stage.writeback.looks_before(), 1, "memory may come of it");
+        assert_eq!(fixture.writeback.looks_before(), 1, "memory may come of it");
     };
     assert!(ends_in_time(start, || hung.answer()), "it waits for a look");
     until("its write-back", BOUND, || {
-        file.dirty() + file.under_way() == 0 && stage.writeback.looks_before() == 0
+        file.dirty() + file.under_way() == 0 && fixture.writeback.looks_before() == 0
     });
     file.mapping.check().unwrap();
 }
@@ -214,16 +214,16 @@ fn the_leader_of_a_ring_waits_for_no_look() {
     let folder = tempfile::TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let wait_queue = Arc::new(WaitQueue::new());
     let engine = Engine::new(Arc::clone(&wait_queue), EngineOptions::default());
-    let stage = Stage::with_wait_queue(wait_queue, by_hand());
+    let fixture = WritebackFixture::with_wait_queue(wait_queue, by_hand());
     let new = OpenForWrite { creation: Creation::MustBeNew, start: InitialContent::Kept, mode: 0o644 };
     let open = |name: &str| engine.open_for_writing(folder.path().join(name), new).unwrap();
     let hung = HangingLooks::new(open("hung"), 1000);
-    let file = stage.open(1, Arc::clone(&hung) as _);
-    let healthy = stage.open(2, Arc::new(open("healthy")));
+    let file = fixture.open(1, Arc::clone(&hung) as _);
+    let healthy = fixture.open(2, Arc::new(open("healthy")));
     [&file, &healthy].iter().for_each(|file| file.set_size(64 * PAGE as u64));
-    stage.writeback.close(); // no other thread reaps
+    fixture.writeback.close(); // no other thread reaps
     file.write(0..4, 1);
-    stage.writeback.start_all(); // by this thread
+    fixture.writeback.start_all(); // by this thread
     hung.hang();
     let lead = || {
         let mut generation = 1;
@@ -239,10 +239,10 @@ fn the_leader_of_a_ring_waits_for_no_look() {
 }
 
 /// A look counts, however long it took.
-fn patient() -> Stage {
-    let stage = Stage::new(by_hand());
-    stage.writeback.set_look_max(Duration::MAX);
-    stage
+fn patient() -> WritebackFixture {
+    let fixture = WritebackFixture::new(by_hand());
+    fixture.writeback.set_look_max(Duration::MAX);
+    fixture
 }
 
 /// A file with pages on their way to a device that is paused, and their look before over.
@@ -252,25 +252,25 @@ struct FlushedFile<'s> {
     file: Opened<'s>,
 }
 
-fn flushed(stage: &Stage, number: u32) -> FlushedFile<'_> {
+fn flushed(fixture: &WritebackFixture, number: u32) -> FlushedFile<'_> {
     let content = Arc::new(memory(64));
     let simulated = SimulatedBackend::of_memory(Arc::clone(&content), Faults::default());
     let device = HangingLooks::new(simulated, 1000);
-    let file = stage.open(number, Arc::clone(&device) as _);
+    let file = fixture.open(number, Arc::clone(&device) as _);
     device.inner.pause();
     file.write(0..4, 1);
-    stage.writeback.start(&file.mapping, ALL);
+    fixture.writeback.start(&file.mapping, ALL);
     until("a flush", BOUND, || device.inner.held() > 0);
     FlushedFile { device, content, file }
 }
 
 /// Files of the device of [`flushed`] whose looks after their flushes hang, one on each thread for such looks.
-fn with_hung_looks_after(stage: &Stage) -> Vec<FlushedFile<'_>> {
-    let hung: Vec<_> = (100..104).map(|number| flushed(stage, number)).collect();
+fn with_hung_looks_after(fixture: &WritebackFixture) -> Vec<FlushedFile<'_>> {
+    let hung: Vec<_> = (100..104).map(|number| flushed(fixture, number)).collect();
     for FlushedFile { device, file, .. } in &hung {
         device.hang();
         device.inner.resume();
-        stage.wait_queue.wait(&**device, &mut || file.under_way() == 0);
+        fixture.wait_queue.wait(&**device, &mut || file.under_way() == 0);
     }
     until("their looks", BOUND, || hung.iter().all(|hung| hung.device.looks() > 0));
     hung
@@ -295,8 +295,8 @@ fn is_looked_at(file: &Opened<'_>) -> bool {
 /// 3 When it has returned another program writes the file: that is no change of the cache's own.
 #[test]
 fn a_sync_returns_after_the_look_and_a_later_change_is_others() {
-    let stage = patient();
-    let flushed = flushed(&stage, 1);
+    let fixture = patient();
+    let flushed = flushed(&fixture, 1);
     let FlushedFile { device, content, file } = &flushed;
     thread::scope(|scope| {
         device.hang();
@@ -320,9 +320,9 @@ fn a_sync_returns_after_the_look_and_a_later_change_is_others() {
 /// system answers is held up by none of them.
 #[test]
 fn a_sync_waits_for_no_look_at_another_file() {
-    let stage = patient();
-    let healthy = flushed(&stage, 1);
-    let hung = with_hung_looks_after(&stage);
+    let fixture = patient();
+    let healthy = flushed(&fixture, 1);
+    let hung = with_hung_looks_after(&fixture);
     healthy.device.inner.resume();
     let is_over = ends_in_time(|| sync(&healthy.file), || answer_all(&hung));
     assert!(is_over, "it waits for the looks at other files");
@@ -333,23 +333,23 @@ fn a_sync_waits_for_no_look_at_another_file() {
 /// device is had; and no more than a few of the looks before are queued, while the files beyond those come later.
 #[test]
 fn looks_before_flushes_are_bounded_and_hold_up_no_look_after() {
-    let stage = patient();
-    let healthy = flushed(&stage, 1);
+    let fixture = patient();
+    let healthy = flushed(&fixture, 1);
     let files = 2..=LOOKS_BEFORE_MAX as u32 + 20;
     let hung: Vec<_> = files
         .map(|number| {
             let device = HangingLooks::new(memory(64), 1000);
-            let file = stage.open(number, Arc::clone(&device) as _);
+            let file = fixture.open(number, Arc::clone(&device) as _);
             device.hang();
             file.write(0..2, 1);
-            stage.writeback.start(&file.mapping, ALL);
+            fixture.writeback.start(&file.mapping, ALL);
             (device, file)
         })
         .collect();
     until("a look", BOUND, || hung.iter().any(|(device, _)| device.looks() > 0));
-    let queued = stage.writeback.looks_before();
+    let queued = fixture.writeback.looks_before();
     healthy.device.inner.resume();
-    stage.wait_queue.wait(&*healthy.device, &mut || healthy.file.under_way() == 0);
+    fixture.wait_queue.wait(&*healthy.device, &mut || healthy.file.under_way() == 0);
     let began = Instant::now();
     while !is_looked_at(&healthy.file) && began.elapsed() < BOUND {
         thread::sleep(Duration::from_millis(1));
@@ -367,14 +367,14 @@ fn looks_before_flushes_are_bounded_and_hold_up_no_look_after() {
 /// 3 The change is not taken for the cut's, nor for the flush's: neither at once nor when the look is over.
 #[test]
 fn a_cut_beside_a_look_that_is_due_hides_no_change_of_others() {
-    let stage = patient();
-    let flushed = flushed(&stage, 1);
-    let hung = with_hung_looks_after(&stage);
+    let fixture = patient();
+    let flushed = flushed(&fixture, 1);
+    let hung = with_hung_looks_after(&fixture);
     let FlushedFile { device, content, file } = &flushed;
     device.inner.resume();
-    stage.wait_queue.wait(&**device, &mut || file.under_way() == 0);
+    fixture.wait_queue.wait(&**device, &mut || file.under_way() == 0);
     content.change(|bytes| bytes[0] = 77);
-    Truncation::of(&stage.filemap, &file.mapping).cut(2 * PAGE as u64, OnPinned::Detach).unwrap();
+    Truncation::of(&fixture.filemap, &file.mapping).cut(2 * PAGE as u64, OnPinned::Detach).unwrap();
     let look = file.mapping.begin_look();
     let is_looked_at_early = file.mapping.writeback().not_looked_at().is_none();
     let is_known_early = is_looked_at_early && file.mapping.is_as_in(look, &device.attributes().unwrap());
@@ -388,9 +388,9 @@ fn a_cut_beside_a_look_that_is_due_hides_no_change_of_others() {
 /// 3 A sync begins, and waits for that thread: no flush begins without a look, which comes first.
 #[test]
 fn a_sync_that_waits_for_the_file_to_be_free_looks_at_it_before_it_flushes() {
-    let stage = Stage::new(by_hand());
+    let fixture = WritebackFixture::new(by_hand());
     let device = HangingLooks::new(memory(64), 1000);
-    let file = stage.open(1, Arc::clone(&device) as _);
+    let file = fixture.open(1, Arc::clone(&device) as _);
     file.write(0..4, 1);
     device.inner.change(|bytes| bytes[40 * PAGE] = 77);
     let alone = file.mapping.invalidate_alone();
@@ -411,16 +411,16 @@ fn a_sync_that_waits_for_the_file_to_be_free_looks_at_it_before_it_flushes() {
 /// 2 The background comes to it: it flushes nothing, and does not look. When the file is free it does both.
 #[test]
 fn a_round_leaves_a_file_that_a_thread_has_for_itself_to_the_next() {
-    let stage = Stage::new(by_hand());
+    let fixture = WritebackFixture::new(by_hand());
     let device = HangingLooks::new(memory(64), 1000);
-    let file = stage.open(1, Arc::clone(&device) as _);
+    let file = fixture.open(1, Arc::clone(&device) as _);
     file.write(0..4, 1);
     device.inner.change(|bytes| bytes[40 * PAGE] = 77);
     let alone = file.mapping.invalidate_alone();
-    stage.writeback.write_for_reclaim();
-    assert_eq!((file.dirty(), stage.writeback.looks_before()), (4, 0));
+    fixture.writeback.write_for_reclaim();
+    assert_eq!((file.dirty(), fixture.writeback.looks_before()), (4, 0));
     drop(alone);
-    stage.writeback.write_for_reclaim();
+    fixture.writeback.write_for_reclaim();
     until("its write-back", BOUND, || file.dirty() + file.under_way() == 0 && is_looked_at(&file));
     let look = file.mapping.begin_look();
     assert!(!file.mapping.is_as_in(look, &device.attributes().unwrap()), "its clean pages are old");
@@ -429,14 +429,14 @@ fn a_round_leaves_a_file_that_a_thread_has_for_itself_to_the_next() {
 /// A look that took long may have seen what others did meanwhile.
 #[test]
 fn a_look_that_comes_late_counts_as_not_had() {
-    let stage = patient();
-    let flushed = flushed(&stage, 1);
+    let fixture = patient();
+    let flushed = flushed(&fixture, 1);
     let FlushedFile { device, content, file } = &flushed;
     device.hang();
     device.inner.resume();
     until("the look", BOUND, || device.looks() > 0);
     content.change(|bytes| bytes[0] = 77);
-    stage.writeback.set_look_max(Duration::ZERO);
+    fixture.writeback.set_look_max(Duration::ZERO);
     device.answer();
     until("the end of the look", BOUND, || is_looked_at(file));
     assert!(!is_known(&flushed), "its clean pages may be old");
@@ -569,13 +569,13 @@ fn devices_that_never_answer_leave_others_the_whole_of_their_bound() {
 /// 2 The cache ends: it waits for these two, and writes the pages of the third.
 #[test]
 fn the_end_of_a_cache_writes_healthy_files_beside_hung_ones() {
-    let stage = Stage::new(by_hand());
+    let fixture = WritebackFixture::new(by_hand());
     let devices = [1000, 1001, 1002].map(|number| HangingLooks::new(memory(64), number));
-    let files = [0, 1, 2].map(|at| stage.open(at as u32 + 1, Arc::clone(&devices[at]) as _));
+    let files = [0, 1, 2].map(|at| fixture.open(at as u32 + 1, Arc::clone(&devices[at]) as _));
     files.iter().for_each(|file| file.write(0..4, 1));
     [&devices[0], &devices[2]].iter().for_each(|device| device.hang());
     thread::scope(|scope| {
-        let end = scope.spawn(|| stage.writeback.write_out_all());
+        let end = scope.spawn(|| fixture.writeback.write_out_all());
         let began = Instant::now();
         while files[1].dirty() + files[1].under_way() > 0 && began.elapsed() < BOUND {
             thread::sleep(Duration::from_millis(1));
@@ -592,17 +592,17 @@ fn the_end_of_a_cache_writes_healthy_files_beside_hung_ones() {
 /// 2 The cache ends: the pages of a third device are written all the same.
 #[test]
 fn the_end_of_a_cache_writes_healthy_files_beside_stuck_submissions() {
-    let stage = Stage::new(by_hand());
+    let fixture = WritebackFixture::new(by_hand());
     let devices = [1000, 1001, 1002].map(|number| HangingLooks::new(memory(64), number));
-    let files = [0, 1, 2].map(|at| stage.open(at as u32 + 1, Arc::clone(&devices[at]) as _));
+    let files = [0, 1, 2].map(|at| fixture.open(at as u32 + 1, Arc::clone(&devices[at]) as _));
     files.iter().for_each(|file| file.write(0..4, 1));
     for at in [0, 2] {
         devices[at].is_stuck.store(true, Ordering::Relaxed);
-        stage.writeback.start(&files[at].mapping, ALL);
+        fixture.writeback.start(&files[at].mapping, ALL);
         until("a submission", BOUND, || files[at].under_way() > 0);
     }
     thread::scope(|scope| {
-        let end = scope.spawn(|| stage.writeback.write_out_all());
+        let end = scope.spawn(|| fixture.writeback.write_out_all());
         let began = Instant::now();
         while files[1].dirty() + files[1].under_way() > 0 && began.elapsed() < BOUND {
             thread::sleep(Duration::from_millis(1));

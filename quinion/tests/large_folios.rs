@@ -24,7 +24,7 @@ use quinion::{Cache, ErrorKind, ReadOptions};
 use quinion_testing::content::{Dice, page_content};
 use quinion_testing::device::Device;
 use quinion_testing::doubles::{FailureCount, Faults, SimulatedBackend};
-use quinion_testing::stages::parts::{Parts, Rig, RigOptions, land};
+use quinion_testing::fixtures::parts::{Parts, PartsFixture, PartsFixtureOptions, land};
 
 const PAGE: u64 = 4096;
 
@@ -34,100 +34,103 @@ fn pin_of(position: u64, len: usize) -> PinRequest {
     PinRequest { position, len, wait_policy: WaitPolicy::Wait, process: ForkGuard::new(), was_missing: false }
 }
 
-/// A rig whose handle asks for folios of one order.
-fn folios_of(order: Order, device: Arc<Parts>) -> Rig {
-    Rig::new(device, RigOptions { handle: Orders { min: order, max: order }, ..RigOptions::default() })
+/// A fixture whose handle asks for folios of one order.
+fn folios_of(order: Order, device: Arc<Parts>) -> PartsFixture {
+    PartsFixture::new(
+        device,
+        PartsFixtureOptions { handle: Orders { min: order, max: order }, ..PartsFixtureOptions::default() },
+    )
 }
 
 #[test]
 fn each_order_is_made_for_a_handle_that_asks_for_it() {
     for order in (0..=9).map(Order) {
-        let rig = folios_of(order, Parts::new(2000, 64));
-        rig.read(700, 1);
+        let fixture = folios_of(order, Parts::new(2000, 64));
+        fixture.read(700, 1);
         let first = PageIndex(700).align_down(order).0;
-        assert_eq!(rig.device.requests(), [(first, order.pages())], "one request, and no page more");
-        assert_eq!(rig.order(700), Some(order.0));
-        assert_eq!(rig.mapping.lock().pages(), u64::from(order.pages()));
-        rig.read(first, u64::from(order.pages()));
-        assert_eq!(rig.device.requests(), []);
-        rig.finish();
+        assert_eq!(fixture.device.requests(), [(first, order.pages())], "one request, and no page more");
+        assert_eq!(fixture.order(700), Some(order.0));
+        assert_eq!(fixture.mapping.lock().pages(), u64::from(order.pages()));
+        fixture.read(first, u64::from(order.pages()));
+        assert_eq!(fixture.device.requests(), []);
+        fixture.finish();
     }
 }
 
 #[test]
 fn a_handles_smallest_folio_goes_around_folios_that_others_cached() {
-    let rig = folios_of(Order(4), Parts::new(2000, 64));
+    let fixture = folios_of(Order(4), Parts::new(2000, 64));
     let plain = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(0)));
     let mut page = [0; PAGE as usize];
-    let call = Reader::plain(&plain).call(&rig.mapping, WaitPolicy::Wait);
-    rig.filemap.read(&call, 37 * PAGE, &mut page).unwrap();
-    assert_eq!(rig.order(37), Some(0));
-    rig.read(33, 1);
-    assert_eq!(rig.device.requests(), [(37, 1), (32, 5), (38, 10)]);
-    assert_eq!(rig.order(37), Some(0));
-    rig.finish();
+    let call = Reader::plain(&plain).call(&fixture.mapping, WaitPolicy::Wait);
+    fixture.filemap.read(&call, 37 * PAGE, &mut page).unwrap();
+    assert_eq!(fixture.order(37), Some(0));
+    fixture.read(33, 1);
+    assert_eq!(fixture.device.requests(), [(37, 1), (32, 5), (38, 10)]);
+    assert_eq!(fixture.order(37), Some(0));
+    fixture.finish();
 }
 
 #[test]
 fn a_long_read_from_an_unaligned_page_makes_the_largest_folios_in_few_requests() {
-    let rig = Rig::large(Parts::new(8192, 64), 1024);
-    rig.read(5, 1024);
-    assert_eq!(rig.device.requests()[..3], [(5, 507), (512, 512), (1024, 5)], "cut where folios begin");
-    let counts = rig.pages_by_order(1024);
+    let fixture = PartsFixture::large(Parts::new(8192, 64), 1024);
+    fixture.read(5, 1024);
+    assert_eq!(fixture.device.requests()[..3], [(5, 507), (512, 512), (1024, 5)], "cut where folios begin");
+    let counts = fixture.pages_by_order(1024);
     assert_eq!(counts[&9], 512, "{counts:?}");
-    let head: Vec<_> = [5, 6, 8, 16, 32, 64, 128, 256].map(|page| rig.order(page).unwrap()).into();
+    let head: Vec<_> = [5, 6, 8, 16, 32, 64, 128, 256].map(|page| fixture.order(page).unwrap()).into();
     assert_eq!(head, [0, 1, 3, 4, 5, 6, 7, 8], "the head rises to the boundary");
-    rig.finish();
+    fixture.finish();
 }
 
 #[test]
 fn an_unaligned_stream_makes_mostly_large_folios() {
     const PAGES: u64 = 8192;
     for start in [0, 1, 5, 300] {
-        let rig = Rig::large(Parts::new(PAGES, 64), 1024);
+        let fixture = PartsFixture::large(Parts::new(PAGES, 64), 1024);
         for page in (start..PAGES).step_by(16) {
-            rig.try_read(page, 16).unwrap();
+            fixture.try_read(page, 16).unwrap();
         }
-        let counts = rig.pages_by_order(PAGES);
+        let counts = fixture.pages_by_order(PAGES);
         let from = |order| counts.range(order..).map(|(_, pages)| pages).sum::<u64>();
         assert_eq!(from(0), PAGES - start);
         assert!(from(4) * 100 >= (PAGES - start) * 97, "from {start} on: {counts:?}");
         assert!(from(9) * 100 >= (PAGES - start) * 75, "from {start} on: {counts:?}");
-        let requests = rig.device.requests();
+        let requests = fixture.device.requests();
         assert!(requests.len() < 64, "from {start} on: {requests:?}");
         assert_eq!(requests.iter().map(|&(_, pages)| u64::from(pages)).sum::<u64>(), PAGES - start);
-        rig.finish();
+        fixture.finish();
     }
 }
 
 #[test]
 fn memory_in_pieces_makes_smaller_folios_and_all_of_them() {
-    let rig = Rig::large(Parts::new(100_000, 64), 0);
+    let fixture = PartsFixture::large(Parts::new(100_000, 64), 0);
     // Every fourth page of the arena is taken: nothing larger than a pair can be had.
     let mut taken = Vec::new();
-    while let Some(frame) = rig.arena.alloc(Order(2)) {
-        rig.arena.free(frame.plus(2), Order(1));
+    while let Some(frame) = fixture.arena.alloc(Order(2)) {
+        fixture.arena.free(frame.plus(2), Order(1));
         taken.push(frame);
     }
-    rig.read(600, 64);
-    assert_eq!(rig.pages_by_order(700), BTreeMap::from([(1, 64)]));
-    assert_eq!(rig.device.requests().len(), 32);
-    taken.into_iter().for_each(|frame| rig.arena.free(frame, Order(1)));
-    rig.finish();
+    fixture.read(600, 64);
+    assert_eq!(fixture.pages_by_order(700), BTreeMap::from([(1, 64)]));
+    assert_eq!(fixture.device.requests().len(), 32);
+    taken.into_iter().for_each(|frame| fixture.arena.free(frame, Order(1)));
+    fixture.finish();
 }
 
 /// A window of 512 pages over the end of the file, of which 3 are the file's, where there is memory for 4.
 #[test]
 fn nothing_is_evicted_for_pages_behind_the_end_of_the_file() {
-    let rig = folios_of(Order(9), Parts::new(1024 + 3, 64));
-    rig.read(0, 1);
-    let mut taken: Vec<_> = std::iter::from_fn(|| rig.arena.alloc(Order(2))).collect();
-    rig.arena.free(taken.pop().unwrap(), Order(2));
-    rig.read(1024, 1);
-    assert_eq!(rig.device.requests(), [(0, 512), (1024, 3)]);
-    assert_eq!(rig.mapping.lock().pages(), 512 + 3, "nothing was evicted");
-    taken.into_iter().for_each(|frame| rig.arena.free(frame, Order(2)));
-    rig.finish();
+    let fixture = folios_of(Order(9), Parts::new(1024 + 3, 64));
+    fixture.read(0, 1);
+    let mut taken: Vec<_> = std::iter::from_fn(|| fixture.arena.alloc(Order(2))).collect();
+    fixture.arena.free(taken.pop().unwrap(), Order(2));
+    fixture.read(1024, 1);
+    assert_eq!(fixture.device.requests(), [(0, 512), (1024, 3)]);
+    assert_eq!(fixture.mapping.lock().pages(), 512 + 3, "nothing was evicted");
+    taken.into_iter().for_each(|frame| fixture.arena.free(frame, Order(2)));
+    fixture.finish();
 }
 
 #[test]
@@ -149,116 +152,121 @@ fn a_cache_chooses_its_largest_folio_by_its_memory() {
 
 #[test]
 fn readers_get_their_pages_of_a_2_mib_folio_as_these_land() {
-    let rig = folios_of(Order(9), Parts::new(512, 64));
-    rig.device.keep();
+    let fixture = folios_of(Order(9), Parts::new(512, 64));
+    fixture.device.keep();
     thread::scope(|scope| {
-        let first = scope.spawn(|| rig.try_read(0, 1).unwrap());
-        let mut fill = rig.device.kept();
-        let last = scope.spawn(|| rig.try_read(511, 1).unwrap());
-        let pair = scope.spawn(|| rig.try_read(300, 4).unwrap());
+        let first = scope.spawn(|| fixture.try_read(0, 1).unwrap());
+        let mut fill = fixture.device.kept();
+        let last = scope.spawn(|| fixture.try_read(511, 1).unwrap());
+        let pair = scope.spawn(|| fixture.try_read(300, 4).unwrap());
         land(&mut fill, 0..64);
         assert_eq!(first.join().unwrap() as u64, PAGE);
         assert!(!last.is_finished() && !pair.is_finished());
-        assert_eq!(rig.try_read(3, 61).unwrap() as u64, 61 * PAGE, "all that has been read is there");
+        assert_eq!(fixture.try_read(3, 61).unwrap() as u64, 61 * PAGE, "all that has been read is there");
         land(&mut fill, 448..512);
         assert_eq!(last.join().unwrap() as u64, PAGE);
         land(&mut fill, 300..302);
         land(&mut fill, 302..304);
         assert_eq!(pair.join().unwrap() as u64, 4 * PAGE);
-        let pin = rig.filemap.pin(&rig.mapping, Reader::plain(&rig.readahead), pin_of(0, 64 * 4096)).unwrap();
+        let pin = fixture
+            .filemap
+            .pin(&fixture.mapping, Reader::plain(&fixture.readahead), pin_of(0, 64 * 4096))
+            .unwrap();
         assert_eq!(pin.len(), 64 * 4096);
         land(&mut fill, 64..300);
         land(&mut fill, 304..448);
         fill.complete(Ok(512 * 4096));
         content::verify(pin.chunks().next().unwrap(), 1, 0).unwrap();
     });
-    assert_eq!((rig.device.requests(), rig.order(0)), (vec![(0, 512)], Some(9)));
-    rig.read(0, 512);
-    rig.finish();
+    assert_eq!((fixture.device.requests(), fixture.order(0)), (vec![(0, 512)], Some(9)));
+    fixture.read(0, 512);
+    fixture.finish();
 }
 
 #[test]
 fn a_reader_that_must_not_wait_gets_the_pages_already_read() {
-    let rig = folios_of(Order(9), Parts::new(512, 64));
-    rig.device.keep();
+    let fixture = folios_of(Order(9), Parts::new(512, 64));
+    fixture.device.keep();
     let now = |page: u64| {
         let mut byte = [0];
-        let call = Reader::plain(&rig.readahead).call(&rig.mapping, WaitPolicy::Start);
-        let read = rig.filemap.read(&call, page * PAGE, &mut byte);
+        let call = Reader::plain(&fixture.readahead).call(&fixture.mapping, WaitPolicy::Start);
+        let read = fixture.filemap.read(&call, page * PAGE, &mut byte);
         read.map_err(|error| error.kind())
     };
     assert_eq!(now(0), Err(ErrorKind::WouldBlock));
-    let mut fill = rig.device.kept();
+    let mut fill = fixture.device.kept();
     land(&mut fill, 5..7);
     assert_eq!((now(5), now(6)), (Ok(1), Ok(1)));
     assert_eq!((now(4), now(7)), (Err(ErrorKind::WouldBlock), Err(ErrorKind::WouldBlock)));
     fill.complete(Ok(0)); // the file was cut: nothing of it is there any more
-    assert_eq!((now(5), rig.mapping.lock().pages()), (Ok(0), 0));
-    rig.finish();
+    assert_eq!((now(5), fixture.mapping.lock().pages()), (Ok(0), 0));
+    fixture.finish();
 }
 
 #[test]
 fn a_failed_page_fails_its_own_reader_only() {
-    let rig = folios_of(Order(9), Parts::new(512, 64));
-    rig.device.keep();
+    let fixture = folios_of(Order(9), Parts::new(512, 64));
+    fixture.device.keep();
     thread::scope(|scope| {
-        let good = scope.spawn(|| rig.try_read(70, 1));
-        let mut fill = rig.device.kept();
+        let good = scope.spawn(|| fixture.try_read(70, 1));
+        let mut fill = fixture.device.kept();
         land(&mut fill, 64..128);
         assert_eq!(good.join().unwrap().unwrap() as u64, PAGE);
-        let held = rig.mapping.try_hold(PageIndex(64)).unwrap();
-        rig.device.state.lock().unwrap().keeps = false;
-        rig.device.spoil(3);
+        let held = fixture.mapping.try_hold(PageIndex(64)).unwrap();
+        fixture.device.state.lock().unwrap().keeps = false;
+        fixture.device.spoil(3);
         fill.complete(Err(io::Error::from_raw_os_error(5)));
         // A holder keeps the pages that have arrived; the index has removed the folio.
         let mut bytes = vec![0; 64 * 4096];
         assert_eq!(held.copy_out(64 * PAGE, &mut bytes), 64 * 4096);
         content::verify(&bytes, 1, 64 * PAGE).unwrap();
     });
-    assert_eq!(rig.mapping.lock().pages(), 0);
+    assert_eq!(fixture.mapping.lock().pages(), 0);
     // Its frames went with the hold.
-    rig.arena.check().unwrap();
-    assert_eq!(rig.try_read(3, 1).unwrap_err().kind(), ErrorKind::Io);
+    fixture.arena.check().unwrap();
+    assert_eq!(fixture.try_read(3, 1).unwrap_err().kind(), ErrorKind::Io);
     for page in [2, 4, 70, 511] {
-        rig.read(page, 1);
+        fixture.read(page, 1);
     }
-    rig.device.mend();
-    rig.read(0, 512);
-    rig.finish();
+    fixture.device.mend();
+    fixture.read(0, 512);
+    fixture.finish();
 }
 
 #[test]
 fn folios_already_read_of_a_failed_request_stay() {
-    let rig = Rig::large(Parts::new(1024, 64), 0);
-    rig.device.spoil(300);
+    let fixture = PartsFixture::large(Parts::new(1024, 64), 0);
+    fixture.device.spoil(300);
     // One request of pages 5 to 511: folios of 1, 2, 8, ..., 128 pages and one of 256, which has the bad page.
-    assert!(rig.try_read(5, 507).unwrap() > 0);
-    assert_eq!((rig.order(5), rig.order(130), rig.order(255)), (Some(0), Some(7), Some(7)));
-    assert_eq!(rig.order(300), None);
-    assert_eq!(rig.order(400), Some(7), "and of the next request, which tells the good pages apart");
-    assert_eq!(rig.try_read(300, 1).unwrap_err().kind(), ErrorKind::Io);
-    rig.read(301, 1);
-    rig.finish();
+    assert!(fixture.try_read(5, 507).unwrap() > 0);
+    assert_eq!((fixture.order(5), fixture.order(130), fixture.order(255)), (Some(0), Some(7), Some(7)));
+    assert_eq!(fixture.order(300), None);
+    assert_eq!(fixture.order(400), Some(7), "and of the next request, which tells the good pages apart");
+    assert_eq!(fixture.try_read(300, 1).unwrap_err().kind(), ErrorKind::Io);
+    fixture.read(301, 1);
+    fixture.finish();
 }
 
 #[test]
 fn pages_already_read_are_not_overwritten_when_the_file_was_truncated() {
-    let rig = folios_of(Order(9), Parts::new(512, 64));
-    rig.device.keep();
+    let fixture = folios_of(Order(9), Parts::new(512, 64));
+    fixture.device.keep();
     thread::scope(|scope| {
-        let reader = scope.spawn(|| rig.try_read(200, 1).unwrap());
-        let mut fill = rig.device.kept();
+        let reader = scope.spawn(|| fixture.try_read(200, 1).unwrap());
+        let mut fill = fixture.device.kept();
         land(&mut fill, 200..210);
         assert_eq!(reader.join().unwrap() as u64, PAGE);
-        let pin =
-            rig.filemap.pin(&rig.mapping, Reader::plain(&rig.readahead), pin_of(200 * PAGE, 8192)).unwrap();
+        let pin = fixture
+            .filemap
+            .pin(&fixture.mapping, Reader::plain(&fixture.readahead), pin_of(200 * PAGE, 8192))
+            .unwrap();
         land(&mut fill, 0..100);
         fill.complete(Ok(100 * 4096));
         content::verify(pin.chunks().next().unwrap(), 1, 200 * PAGE).unwrap();
     });
-    assert_eq!(rig.mapping.size(), 100 * PAGE);
-    assert_eq!(rig.try_read(99, 2).unwrap() as u64, PAGE);
-    rig.finish();
+    assert_eq!(fixture.mapping.size(), 100 * PAGE);
+    assert_eq!(fixture.try_read(99, 2).unwrap() as u64, PAGE);
+    fixture.finish();
 }
 
 #[test]

@@ -7,20 +7,20 @@
 //!
 //! Without that cfg this file is empty. Each scenario runs under every interleaving (of a bounded number of
 //! preemptions) and every value that a relaxed load may return, with the real code of `quinion::fdstate`. Then the
-//! stage looks for an order of its calls in which a kernel without Quinion gives the same answers and ends with the
+//! fixture looks for an order of its calls in which a kernel without Quinion gives the same answers and ends with the
 //! same offset, and in which no call is moved before its begin or behind its end; without one the history is wrong. So
 //! is a handle of the owner's that is released twice or never.
 //!
 //! The checker notes the last access of an atomic only, and so overlooks some orders of threads that look before they
-//! change. So each scenario runs twice, with either thread as the model's first, and the stage marks where one thread
-//! may be overtaken by another (`turn` in `descriptor_stage`).
+//! change. So each scenario runs twice, with either thread as the model's first, and the fixture marks where one thread
+//! may be overtaken by another (`turn` in `descriptor_support`).
 //!
 //! Each scenario lists the answers that it must meet, so that none passes because it met nothing.
 //!
 //! # What the checker does not show
 //!
 //! * Sequential consistency. It knows SeqCst as acquire and release, which allows more. Where the protocol needs the
-//!   one order of two threads (opening against forking), the stage uses read-modify-writes, which see the last value.
+//!   one order of two threads (opening against forking), the fixture uses read-modify-writes, which see the last value.
 //! * Signals. A handler that interrupts a thread that is Moving would wait for it; that signals are held back then is
 //!   `viewer::sys`'s.
 //! * The wrap of the generation.
@@ -29,13 +29,13 @@
 
 use std::sync::Arc;
 
-use descriptor_stage::{Call, Program};
+use descriptor_support::{Call, Program};
 use loom::thread;
-use model_stage::{Needed, all_needed, explore};
+use model_support::{Needed, all_needed, explore};
 use quinion::internals::sync::Mutant;
 
-mod descriptor_stage;
-mod model_stage;
+mod descriptor_support;
+mod model_support;
 
 fn answers(reopens: bool, before: &[Call], threads: [&'static [Call]; 2]) -> [String; 2] {
     let program = Arc::new(Program::new(reopens));

@@ -191,7 +191,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::Mutex;
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use loom::thread;
-use model_stage::{Needed, all_needed, explore as explore_bounded};
+use model_support::{Needed, all_needed, explore as explore_bounded};
 use quinion::internals::arena::{
     Descriptor, FillEnd, Flags, FolioStamp, LockRefused, NotReady, PutOutcome, ReadableState, RetireOutcome,
     WriteRefused, before_bytes, dirty, pages_read, written,
@@ -199,7 +199,7 @@ use quinion::internals::arena::{
 use quinion::internals::sync::Mutant;
 use quinion::internals::units::{MappingId, Order, PageIndex};
 
-mod model_stage;
+mod model_support;
 
 const ONE: MappingId = MappingId(1);
 const TWO: MappingId = MappingId(2);
@@ -290,7 +290,7 @@ impl Read {
     }
 }
 
-// ---- the stage for holds: one frame whose bytes are plain memory ------------------------------------
+// ---- the fixture for holds: one frame whose bytes are plain memory ------------------------------------
 
 /// A frame as holders see it. Under a hold bytes are read as plain memory, so the model must see that no write comes
 /// near; `freed` counts the parties that take the frame for theirs.
@@ -424,11 +424,11 @@ fn explore(expected: &[&str], scenario: fn() -> String) {
 }
 
 fn spawn<T: Send + Sync + 'static, R: Send + 'static>(
-    stage: &Arc<T>,
+    fixture: &Arc<T>,
     act: impl FnOnce(&T) -> R + 'static,
 ) -> thread::JoinHandle<R> {
-    let stage = stage.clone();
-    thread::spawn(move || act(&stage))
+    let fixture = fixture.clone();
+    thread::spawn(move || act(&fixture))
 }
 
 /// A reader of `mapping` and `index` against the owner, who gives the frame to `next`.
@@ -1091,12 +1091,12 @@ impl PartialFill {
 #[test]
 fn page_of_a_fill() {
     explore(&["NotYet, Kept", "Yes, Kept"], || {
-        let stage = PartialFill::new();
-        stage.prepare(ONE);
-        let waiter = spawn(&stage, |stage| stage.wait(ONE, 1));
-        stage.held.write(1);
-        stage.note_read(1);
-        stage.held.descriptor.complete();
+        let fixture = PartialFill::new();
+        fixture.prepare(ONE);
+        let waiter = spawn(&fixture, |fixture| fixture.wait(ONE, 1));
+        fixture.held.write(1);
+        fixture.note_read(1);
+        fixture.held.descriptor.complete();
         waiter.join().unwrap()
     });
 }
@@ -1105,18 +1105,18 @@ fn page_of_a_fill() {
 #[test]
 fn page_of_a_later_fill() {
     explore(&["NotYet, Kept", "Yes, Kept"], || {
-        let stage = PartialFill::new();
-        stage.prepare(ONE);
-        stage.held.write(1);
-        stage.note_read(1);
-        stage.held.descriptor.complete();
-        stage.held.descriptor.try_retire().expect("nobody holds it");
-        pages_read::clear(&stage.bits, 3);
-        stage.prepare(TWO);
-        let waiter = spawn(&stage, |stage| stage.wait(TWO, 2));
-        stage.note_read(2);
-        stage.held.write(2);
-        stage.held.descriptor.complete();
+        let fixture = PartialFill::new();
+        fixture.prepare(ONE);
+        fixture.held.write(1);
+        fixture.note_read(1);
+        fixture.held.descriptor.complete();
+        fixture.held.descriptor.try_retire().expect("nobody holds it");
+        pages_read::clear(&fixture.bits, 3);
+        fixture.prepare(TWO);
+        let waiter = spawn(&fixture, |fixture| fixture.wait(TWO, 2));
+        fixture.note_read(2);
+        fixture.held.write(2);
+        fixture.held.descriptor.complete();
         waiter.join().unwrap()
     });
 }
@@ -1126,17 +1126,17 @@ fn page_of_a_later_fill() {
 #[test]
 fn page_of_a_removed_fill() {
     explore(&["Mismatch", "Never, Kept", "NotYet, Kept", "Yes, Kept"], || {
-        let stage = PartialFill::new();
-        stage.prepare(ONE);
-        let waiter = spawn(&stage, |stage| {
-            let waited = stage.wait(ONE, 1);
+        let fixture = PartialFill::new();
+        fixture.prepare(ONE);
+        let waiter = spawn(&fixture, |fixture| {
+            let waited = fixture.wait(ONE, 1);
             waited.replace("Last(order 1)", "Kept")
         });
-        stage.held.write(1);
-        stage.note_read(1);
-        stage.held.retire();
-        if let FillEnd::Detached(PutOutcome::Last(_)) = stage.held.descriptor.complete_empty() {
-            stage.held.free();
+        fixture.held.write(1);
+        fixture.note_read(1);
+        fixture.held.retire();
+        if let FillEnd::Detached(PutOutcome::Last(_)) = fixture.held.descriptor.complete_empty() {
+            fixture.held.free();
         }
         waiter.join().unwrap()
     });
@@ -1189,19 +1189,19 @@ impl Parts {
         }
     }
     fn reader(self: &Arc<Self>, mapping: MappingId, right: &'static [u64]) -> thread::JoinHandle<String> {
-        spawn(self, move |stage| stage.read(mapping, PAGE_0).must_be(right))
+        spawn(self, move |fixture| fixture.read(mapping, PAGE_0).must_be(right))
     }
 }
 
 #[test]
 fn page_of_a_partial_fill() {
     explore(&["Accepted([1, 1])", "Refused(Filling)", "Refused(Mismatch)"], || {
-        let stage = Parts::new();
-        let reader = stage.reader(ONE, &[1]);
-        stage.prepare(ONE);
-        stage.note_read(0, 1);
-        stage.note_read(1, 11);
-        stage.complete();
+        let fixture = Parts::new();
+        let reader = fixture.reader(ONE, &[1]);
+        fixture.prepare(ONE);
+        fixture.note_read(0, 1);
+        fixture.note_read(1, 11);
+        fixture.complete();
         reader.join().unwrap()
     });
 }
@@ -1213,13 +1213,13 @@ fn partial_page_of_a_failed_fill() {
         Some(3),
         &["Accepted([1, 1])", "Changed", "Refused(Filling)", "Refused(Mismatch)"],
         || {
-            let stage = Parts::new();
-            stage.prepare(ONE);
-            let reader = stage.reader(ONE, &[1]);
-            stage.note_read(0, 1);
-            stage.fail();
-            stage.prepare(TWO);
-            stage.note_read(0, 2);
+            let fixture = Parts::new();
+            fixture.prepare(ONE);
+            let reader = fixture.reader(ONE, &[1]);
+            fixture.note_read(0, 1);
+            fixture.fail();
+            fixture.prepare(TWO);
+            fixture.note_read(0, 2);
             reader.join().unwrap()
         },
     );
@@ -1229,13 +1229,13 @@ fn partial_page_of_a_failed_fill() {
 #[test]
 fn partial_page_of_the_next_folio() {
     explore_bounded(Some(3), &["Changed", "Refused(Filling)", "Refused(Mismatch)"], || {
-        let stage = Parts::new();
-        stage.prepare(ONE);
-        stage.note_read(1, 11);
-        let reader = stage.reader(ONE, &[]);
-        stage.fail();
-        stage.prepare(TWO);
-        stage.note_read(0, 2);
+        let fixture = Parts::new();
+        fixture.prepare(ONE);
+        fixture.note_read(1, 11);
+        let reader = fixture.reader(ONE, &[]);
+        fixture.fail();
+        fixture.prepare(TWO);
+        fixture.note_read(0, 2);
         reader.join().unwrap()
     });
 }
@@ -1247,15 +1247,15 @@ fn partial_page_of_the_folio_before() {
         Some(3),
         &["Accepted([2, 2])", "Changed", "Refused(Filling)", "Refused(Mismatch)"],
         || {
-            let stage = Parts::new();
-            stage.prepare(ONE);
-            stage.note_read(0, 1);
-            stage.complete();
-            let reader = stage.reader(TWO, &[2]);
-            stage.evict();
-            stage.prepare(TWO);
-            stage.note_read(1, 12);
-            stage.note_read(0, 2);
+            let fixture = Parts::new();
+            fixture.prepare(ONE);
+            fixture.note_read(0, 1);
+            fixture.complete();
+            let reader = fixture.reader(TWO, &[2]);
+            fixture.evict();
+            fixture.prepare(TWO);
+            fixture.note_read(1, 12);
+            fixture.note_read(0, 2);
             reader.join().unwrap()
         },
     );
@@ -1266,23 +1266,23 @@ fn partial_page_of_the_folio_before() {
 #[test]
 fn partial_page_noted_elsewhere() {
     explore_bounded(Some(2), &["Changed", "Refused(Filling)", "Refused(Mismatch)"], || {
-        let stage = Parts::new();
-        stage.prepare(ONE);
-        stage.note_read(0, 1);
-        stage.complete();
+        let fixture = Parts::new();
+        fixture.prepare(ONE);
+        fixture.note_read(0, 1);
+        fixture.complete();
         let queue = Arc::new(AtomicU32::new(0));
         let queued = queue.clone();
-        let reaper = spawn(&stage, move |stage| {
+        let reaper = spawn(&fixture, move |fixture| {
             // Acquire, partner: the Release below.
             if queue.load(Ordering::Acquire) == 1 {
-                stage.head().note_pages_read();
-                pages_read::set(&stage.bits, 2);
+                fixture.head().note_pages_read();
+                pages_read::set(&fixture.bits, 2);
             }
         });
-        let reader = stage.reader(TWO, &[]);
-        stage.evict();
-        stage.prepare(TWO);
-        stage.frames.bytes[1].write(12);
+        let reader = fixture.reader(TWO, &[]);
+        fixture.evict();
+        fixture.prepare(TWO);
+        fixture.frames.bytes[1].write(12);
         queued.store(1, Ordering::Release); // partner: the Acquire above
         reaper.join().unwrap();
         reader.join().unwrap()
@@ -1296,15 +1296,15 @@ fn partial_page_twice() {
         Some(2),
         &["Accepted([1, 1])", "Accepted([3, 3])", "Changed", "Refused(Filling)", "Refused(Mismatch)"],
         || {
-            let stage = Parts::new();
-            stage.prepare(ONE);
-            let reader = stage.reader(ONE, &[1, 3]);
-            stage.note_read(0, 1);
-            stage.fail();
-            stage.prepare(ONE);
-            stage.note_read(1, 13);
-            stage.note_read(0, 3);
-            stage.complete();
+            let fixture = Parts::new();
+            fixture.prepare(ONE);
+            let reader = fixture.reader(ONE, &[1, 3]);
+            fixture.note_read(0, 1);
+            fixture.fail();
+            fixture.prepare(ONE);
+            fixture.note_read(1, 13);
+            fixture.note_read(0, 3);
+            fixture.complete();
             reader.join().unwrap()
         },
     );
@@ -1324,9 +1324,9 @@ impl Pages {
         Arc::new(Self { frames: Frames::new(), sequences, locks: [Mutex::new(()), Mutex::new(())] })
     }
     fn filled() -> Arc<Self> {
-        let stage = Self::new();
-        stage.fill();
-        stage
+        let fixture = Self::new();
+        fixture.fill();
+        fixture
     }
     fn fill(&self) {
         self.head().prepare(ONE, PAGE_0, PAIR);
@@ -1384,7 +1384,7 @@ impl Pages {
         page: usize,
         right: &'static [u64],
     ) -> thread::JoinHandle<String> {
-        spawn(self, move |stage| read(stage, page).must_be(right))
+        spawn(self, move |fixture| read(fixture, page).must_be(right))
     }
 }
 
@@ -1392,9 +1392,9 @@ impl Pages {
 #[test]
 fn first_write() {
     explore(&["Accepted([1, 1])", "Accepted([2, 2])", "Changed"], || {
-        let stage = Pages::filled();
-        let reader = stage.reader(Pages::read, 0, &[1, 2]);
-        stage.write(0, 2);
+        let fixture = Pages::filled();
+        let reader = fixture.reader(Pages::read, 0, &[1, 2]);
+        fixture.write(0, 2);
         reader.join().unwrap()
     });
 }
@@ -1402,10 +1402,10 @@ fn first_write() {
 #[test]
 fn later_write() {
     explore(&["Accepted([2, 2])", "Accepted([3, 3])", "Changed"], || {
-        let stage = Pages::filled();
-        stage.write(0, 2);
-        let reader = stage.reader(Pages::read, 0, &[2, 3]);
-        stage.write(0, 3);
+        let fixture = Pages::filled();
+        fixture.write(0, 2);
+        let reader = fixture.reader(Pages::read, 0, &[2, 3]);
+        fixture.write(0, 3);
         reader.join().unwrap()
     });
 }
@@ -1414,10 +1414,10 @@ fn later_write() {
 #[test]
 fn write_of_another_page() {
     explore(&["Accepted([11, 11])"], || {
-        let stage = Pages::filled();
-        stage.write(0, 2);
-        let reader = stage.reader(Pages::read, 1, &[11]);
-        stage.write(0, 3);
+        let fixture = Pages::filled();
+        fixture.write(0, 2);
+        let reader = fixture.reader(Pages::read, 1, &[11]);
+        fixture.write(0, 3);
         reader.join().unwrap()
     });
 }
@@ -1426,10 +1426,10 @@ fn write_of_another_page() {
 #[test]
 fn fill_then_write_of_another_page() {
     explore(&["Accepted([11, 11])", "Changed", "Refused(Filling)", "Refused(Mismatch)"], || {
-        let stage = Pages::new();
-        let reader = stage.reader(Pages::read, 1, &[11]);
-        stage.fill();
-        stage.write(0, 2);
+        let fixture = Pages::new();
+        let reader = fixture.reader(Pages::read, 1, &[11]);
+        fixture.fill();
+        fixture.write(0, 2);
         reader.join().unwrap()
     });
 }
@@ -1438,10 +1438,10 @@ fn fill_then_write_of_another_page() {
 #[test]
 fn written_folio_seen_first() {
     explore(&["Accepted([11, 11])", "Refused(Mismatch)"], || {
-        let stage = Pages::new();
-        let reader = stage.reader(Pages::read_written, 1, &[11]);
-        stage.fill();
-        stage.write(0, 2);
+        let fixture = Pages::new();
+        let reader = fixture.reader(Pages::read_written, 1, &[11]);
+        fixture.fill();
+        fixture.write(0, 2);
         reader.join().unwrap()
     });
 }
@@ -1452,10 +1452,10 @@ fn two_writers_of_a_page() {
         Some(2),
         &["Accepted([1, 1])", "Accepted([2, 2])", "Accepted([3, 3])", "Changed"],
         || {
-            let stage = Pages::filled();
-            let reader = stage.reader(Pages::read, 0, &[1, 2, 3]);
-            let other = spawn(&stage, |stage| stage.write(0, 3));
-            stage.write(0, 2);
+            let fixture = Pages::filled();
+            let reader = fixture.reader(Pages::read, 0, &[1, 2, 3]);
+            let other = spawn(&fixture, |fixture| fixture.write(0, 3));
+            fixture.write(0, 2);
             other.join().unwrap();
             reader.join().unwrap()
         },
@@ -1466,10 +1466,10 @@ fn two_writers_of_a_page() {
 #[test]
 fn two_writers_of_two_pages() {
     explore_bounded(Some(2), &["Accepted([1, 1])", "Accepted([2, 2])", "Changed"], || {
-        let stage = Pages::filled();
-        let reader = stage.reader(Pages::read, 0, &[1, 2]);
-        let other = spawn(&stage, |stage| stage.write(1, 12));
-        stage.write(0, 2);
+        let fixture = Pages::filled();
+        let reader = fixture.reader(Pages::read, 0, &[1, 2]);
+        let other = spawn(&fixture, |fixture| fixture.write(1, 12));
+        fixture.write(0, 2);
         other.join().unwrap();
         reader.join().unwrap()
     });
@@ -1479,11 +1479,11 @@ fn two_writers_of_two_pages() {
 #[test]
 fn written_folio_is_retired() {
     explore_bounded(Some(3), &["Accepted([2, 2])", "Changed", "Refused(Mismatch)"], || {
-        let stage = Pages::filled();
-        stage.write(0, 2);
-        let reader = stage.reader(Pages::read, 0, &[2]);
-        stage.frames.retire(0);
-        stage.frames.fill_pair(TWO, 20);
+        let fixture = Pages::filled();
+        fixture.write(0, 2);
+        let reader = fixture.reader(Pages::read, 0, &[2]);
+        fixture.frames.retire(0);
+        fixture.frames.fill_pair(TWO, 20);
         reader.join().unwrap()
     });
 }
@@ -1495,11 +1495,11 @@ fn written_folio_is_filled_anew() {
         Some(2),
         &["Accepted([2, 2])", "Accepted([4, 4])", "Changed", "Refused(Filling)", "Refused(Mismatch)"],
         || {
-            let stage = Pages::filled();
-            stage.write(0, 2);
-            let reader = stage.reader(Pages::read, 0, &[2, 4]);
-            stage.frames.retire(0);
-            stage.frames.fill_pair(ONE, 4);
+            let fixture = Pages::filled();
+            fixture.write(0, 2);
+            let reader = fixture.reader(Pages::read, 0, &[2, 4]);
+            fixture.frames.retire(0);
+            fixture.frames.fill_pair(ONE, 4);
             reader.join().unwrap()
         },
     );
@@ -1509,15 +1509,15 @@ fn written_folio_is_filled_anew() {
 #[test]
 fn partial_page_is_written() {
     explore_bounded(Some(3), &["Accepted([1, 1])", "Changed", "Refused(Written)"], || {
-        let stage = Parts::new();
-        stage.prepare(ONE);
-        stage.note_read(0, 1);
+        let fixture = Parts::new();
+        fixture.prepare(ONE);
+        fixture.note_read(0, 1);
         let sequence = Arc::new(quinion::internals::sync::atomic::AtomicU32::new(0));
-        let reader = stage.reader(ONE, &[1]);
-        stage.complete();
-        stage.head().begin_writes().unwrap();
+        let reader = fixture.reader(ONE, &[1]);
+        fixture.complete();
+        fixture.head().begin_writes().unwrap();
         written::enter(&sequence);
-        stage.frames.bytes[0].change(2);
+        fixture.frames.bytes[0].change(2);
         written::leave(&sequence);
         reader.join().unwrap()
     });
@@ -1526,9 +1526,9 @@ fn partial_page_is_written() {
 #[test]
 fn hold_against_first_write() {
     explore(&["Accepted([1, 1])", "Accepted([2, 2])", "Changed"], || {
-        let stage = Pages::filled();
-        let holder = stage.reader(Pages::hold_and_copy, 0, &[1, 2]);
-        stage.write(0, 2);
+        let fixture = Pages::filled();
+        let holder = fixture.reader(Pages::hold_and_copy, 0, &[1, 2]);
+        fixture.write(0, 2);
         holder.join().unwrap()
     });
 }
@@ -1586,9 +1586,9 @@ impl Lent {
 #[test]
 fn pin_against_first_write() {
     explore(&["Pinned, lent 1", "written, lent 1", "written, lent 2"], || {
-        let stage = Lent::filled();
-        let pinner = spawn(&stage, |stage| stage.pin_and_look());
-        let wrote = stage.write(2);
+        let fixture = Lent::filled();
+        let pinner = spawn(&fixture, |fixture| fixture.pin_and_look());
+        let wrote = fixture.write(2);
         format!("{wrote}, lent {}", pinner.join().unwrap())
     });
 }
@@ -1596,10 +1596,10 @@ fn pin_against_first_write() {
 #[test]
 fn pin_against_later_write() {
     explore(&["Pinned, lent 2", "written, lent 2", "written, lent 3"], || {
-        let stage = Lent::filled();
-        assert_eq!(stage.write(2), "written");
-        let pinner = spawn(&stage, |stage| stage.pin_and_look());
-        let wrote = stage.write(3);
+        let fixture = Lent::filled();
+        assert_eq!(fixture.write(2), "written");
+        let pinner = spawn(&fixture, |fixture| fixture.pin_and_look());
+        let wrote = fixture.write(3);
         format!("{wrote}, lent {}", pinner.join().unwrap())
     });
 }
@@ -1620,10 +1620,10 @@ fn pin_against_two_writers() {
             "written, written, lent 3",
         ],
         || {
-            let stage = Lent::filled();
-            let pinner = spawn(&stage, |stage| stage.pin_and_look());
-            let other = spawn(&stage, |stage| stage.write(3));
-            let wrote = stage.write(2);
+            let fixture = Lent::filled();
+            let pinner = spawn(&fixture, |fixture| fixture.pin_and_look());
+            let other = spawn(&fixture, |fixture| fixture.write(3));
+            let wrote = fixture.write(2);
             format!("{wrote}, {}, lent {}", other.join().unwrap(), pinner.join().unwrap())
         },
     );
@@ -1633,14 +1633,14 @@ fn pin_against_two_writers() {
 #[test]
 fn write_against_fill() {
     explore(&["Filling", "written"], || {
-        let stage = Lent::new(Held::new());
-        stage.held.descriptor.prepare(ONE, PAGE_0, SMALL);
-        let writer = spawn(&stage, |stage| {
-            stage.held.descriptor.try_hold_unfilled(ONE, PAGE_0).expect("it is prepared");
-            stage.write(2)
+        let fixture = Lent::new(Held::new());
+        fixture.held.descriptor.prepare(ONE, PAGE_0, SMALL);
+        let writer = spawn(&fixture, |fixture| {
+            fixture.held.descriptor.try_hold_unfilled(ONE, PAGE_0).expect("it is prepared");
+            fixture.write(2)
         });
-        stage.held.write(1);
-        stage.held.descriptor.complete();
+        fixture.held.write(1);
+        fixture.held.descriptor.complete();
         writer.join().unwrap().into()
     });
 }
@@ -1657,10 +1657,10 @@ struct Changed {
 impl Changed {
     fn dirty() -> Arc<Self> {
         let bits = quinion::internals::sync::atomic::AtomicU64::new(0);
-        let stage = Self { bits, bytes: Bytes::new(), file: Mutex::new([0, 0]), tree: Mutex::new(()) };
-        stage.bytes.change(1);
-        dirty::set(&stage.bits, 1);
-        Arc::new(stage)
+        let fixture = Self { bits, bytes: Bytes::new(), file: Mutex::new([0, 0]), tree: Mutex::new(()) };
+        fixture.bytes.change(1);
+        dirty::set(&fixture.bits, 1);
+        Arc::new(fixture)
     }
     /// A writer (w1 to w3), of these words of the page.
     fn change(&self, words: &[usize]) -> &'static str {
@@ -1703,11 +1703,11 @@ fn change_against_write_back() {
         "was dirty, written",
     ];
     explore(&expected, || {
-        let stage = Changed::dirty();
-        let writer = spawn(&stage, |stage| stage.change(&[0, 1]));
-        stage.write_back();
+        let fixture = Changed::dirty();
+        let writer = spawn(&fixture, |fixture| fixture.change(&[0, 1]));
+        fixture.write_back();
         let told = writer.join().unwrap();
-        format!("{told}, {}", stage.is_dirty_or_written())
+        format!("{told}, {}", fixture.is_dirty_or_written())
     });
 }
 
@@ -1722,14 +1722,14 @@ fn changes_against_two_rounds() {
         "written",
     ];
     explore_bounded(Some(2), &expected, || {
-        let stage = Changed::dirty();
-        let writer = spawn(&stage, |stage| stage.change(&[0]));
-        let other = spawn(&stage, |stage| stage.change(&[1]));
-        stage.write_back();
-        stage.write_back();
+        let fixture = Changed::dirty();
+        let writer = spawn(&fixture, |fixture| fixture.change(&[0]));
+        let other = spawn(&fixture, |fixture| fixture.change(&[1]));
+        fixture.write_back();
+        fixture.write_back();
         writer.join().unwrap();
         other.join().unwrap();
-        stage.is_dirty_or_written()
+        fixture.is_dirty_or_written()
     });
 }
 
@@ -1770,14 +1770,14 @@ impl Indexed {
 #[test]
 fn change_against_eviction() {
     explore(&["dirty, stays", "gone, taken out"], || {
-        let stage = Indexed::filled();
-        let writer = spawn(&stage, Indexed::mark);
+        let fixture = Indexed::filled();
+        let writer = spawn(&fixture, Indexed::mark);
         let evict = || {
-            let _tree = stage.tree.lock().unwrap();
-            stage.held.evict() != "None"
+            let _tree = fixture.tree.lock().unwrap();
+            fixture.held.evict() != "None"
         };
         let taken = evict() || evict(); // also when its writer may have let go
-        stage.against(writer.join().unwrap(), taken)
+        fixture.against(writer.join().unwrap(), taken)
     });
 }
 
@@ -1785,18 +1785,18 @@ fn change_against_eviction() {
 #[test]
 fn change_against_drop_behind() {
     explore(&["dirty, stays", "gone, taken out", "left, taken out"], || {
-        let stage = Indexed::filled();
-        let writer = spawn(&stage, Indexed::mark);
-        let clean = !stage.held.descriptor.word().has(Flags::UNWRITTEN);
+        let fixture = Indexed::filled();
+        let writer = spawn(&fixture, Indexed::mark);
+        let clean = !fixture.held.descriptor.word().has(Flags::UNWRITTEN);
         let taken = clean && {
-            let _tree = stage.tree.lock().unwrap();
-            let drops = !stage.held.descriptor.word().has(Flags::UNWRITTEN);
+            let _tree = fixture.tree.lock().unwrap();
+            let drops = !fixture.held.descriptor.word().has(Flags::UNWRITTEN);
             if drops {
-                stage.held.retire();
+                fixture.held.retire();
             }
             drops
         };
-        stage.against(writer.join().unwrap(), taken)
+        fixture.against(writer.join().unwrap(), taken)
     });
 }
 
@@ -1835,11 +1835,11 @@ fn marker_of_a_later_folio() {
 #[test]
 fn two_threads_lock_a_folio() {
     explore(&["locked, locked: 3", "locked, refused: 2", "refused, locked: 2"], || {
-        let stage = Held::filled();
-        let other = spawn(&stage, |stage| stage.lock_and_add());
-        let mine = stage.lock_and_add();
+        let fixture = Held::filled();
+        let other = spawn(&fixture, |fixture| fixture.lock_and_add());
+        let mine = fixture.lock_and_add();
         let theirs = other.join().unwrap();
-        format!("{mine}, {theirs}: {}", stage.content())
+        format!("{mine}, {theirs}: {}", fixture.content())
     });
 }
 
@@ -1847,11 +1847,11 @@ fn two_threads_lock_a_folio() {
 #[test]
 fn two_threads_fill_an_allocated_folio() {
     explore(&["Locked, filled", "filled, Locked", "filled, saw 2", "saw 3, filled"], || {
-        let stage = Held::new();
-        stage.descriptor.prepare(ONE, PAGE_0, SMALL);
-        assert_eq!(stage.descriptor.complete_empty(), FillEnd::Attached);
-        let other = spawn(&stage, |stage| stage.lock_and_fill(3));
-        let mine = stage.lock_and_fill(2);
+        let fixture = Held::new();
+        fixture.descriptor.prepare(ONE, PAGE_0, SMALL);
+        assert_eq!(fixture.descriptor.complete_empty(), FillEnd::Attached);
+        let other = spawn(&fixture, |fixture| fixture.lock_and_fill(3));
+        let mine = fixture.lock_and_fill(2);
         format!("{mine}, {}", other.join().unwrap())
     });
 }

@@ -33,7 +33,7 @@ use quinion::internals::stats::Counters;
 use quinion::internals::units::PageIndex;
 use quinion::internals::xarray::{Entry, Walker};
 use quinion_testing::content::Dice;
-use quinion_testing::stages::batch::{FILE, Moment, Shape, Stage, State, Watch, shape, shapes};
+use quinion_testing::fixtures::batch::{BatchFixture, FILE, Moment, Shape, State, Watch, shape, shapes};
 
 const PAGE: u64 = 4096;
 /// Far enough for a tree of two levels.
@@ -42,11 +42,11 @@ const DESCENT: u32 = 2;
 const CONFIRM: u32 = 1;
 const STEP: u32 = 1;
 
-fn stage_of(pages: impl IntoIterator<Item = u64>) -> Stage {
-    let stage = Stage::new();
-    stage.add(FAR, 0, State::Ready);
-    pages.into_iter().for_each(|page| _ = stage.add(page, 0, State::Ready));
-    stage
+fn fixture_of(pages: impl IntoIterator<Item = u64>) -> BatchFixture {
+    let fixture = BatchFixture::new();
+    fixture.add(FAR, 0, State::Ready);
+    pages.into_iter().for_each(|page| _ = fixture.add(page, 0, State::Ready));
+    fixture
 }
 
 fn ones(pages: impl IntoIterator<Item = u64>) -> Vec<Shape> {
@@ -58,15 +58,15 @@ fn ones(pages: impl IntoIterator<Item = u64>) -> Vec<Shape> {
 /// R01: a batch of a range that ends before it begins is empty.
 #[test]
 fn r01_a_range_that_ends_before_it_begins_is_empty() {
-    let stage = stage_of(0..4);
-    assert_eq!(stage.gather(3, 2, BatchRules::READ), (BatchEnd::Covered, vec![], 0));
-    assert_eq!(stage.gather(u64::MAX, 0, BatchRules::CONTIG), (BatchEnd::Covered, vec![], 0));
+    let fixture = fixture_of(0..4);
+    assert_eq!(fixture.gather(3, 2, BatchRules::READ), (BatchEnd::Covered, vec![], 0));
+    assert_eq!(fixture.gather(u64::MAX, 0, BatchRules::CONTIG), (BatchEnd::Covered, vec![], 0));
     // The folios of the first batch are released all the same.
-    let (_, mut batch) = stage.batch(0, 3);
-    assert_eq!(stage.mapping.get_read_batch(PageIndex(1), PageIndex(0), &mut batch), BatchEnd::Covered);
+    let (_, mut batch) = fixture.batch(0, 3);
+    assert_eq!(fixture.mapping.get_read_batch(PageIndex(1), PageIndex(0), &mut batch), BatchEnd::Covered);
     assert!(batch.is_empty());
-    stage.let_all_go();
-    stage.check();
+    fixture.let_all_go();
+    fixture.check();
 }
 
 const BOTH: [BatchRules; 2] = [BatchRules::READ, BatchRules::CONTIG];
@@ -74,11 +74,11 @@ const BOTH: [BatchRules; 2] = [BatchRules::READ, BatchRules::CONTIG];
 /// R02: a batch of one cached page costs its descent and one slot read after it, of a file and of a memory file.
 #[test]
 fn r02_one_cached_page_costs_one_slot_read_after_the_descent() {
-    let stage = stage_of(0..64);
+    let fixture = fixture_of(0..64);
     for (page, rules) in [0, 5, 62, 63].into_iter().flat_map(|page| BOTH.map(|rules| (page, rules))) {
-        let gathered = stage.gather(page, page, rules);
+        let gathered = fixture.gather(page, page, rules);
         assert_eq!(gathered, (BatchEnd::Covered, ones([page]), DESCENT + CONFIRM));
-        let past = stage.gather(page, page, BatchRules { at_end: LastFolioRule::LookPast, ..rules });
+        let past = fixture.gather(page, page, BatchRules { at_end: LastFolioRule::LookPast, ..rules });
         assert_eq!((past.0, past.1), (gathered.0, gathered.1));
         // Behind 63 the leaf ends; 64 is not there, and to learn that takes a descent to the hole above.
         assert_eq!(past.2, gathered.2 + STEP, "the step that is not taken would have been seen");
@@ -89,12 +89,12 @@ fn r02_one_cached_page_costs_one_slot_read_after_the_descent() {
 /// repeated.
 #[test]
 fn r03_a_read_of_many_folios_is_batches_that_join() {
-    let stage = stage_of(0..100);
+    let fixture = fixture_of(0..100);
     let lengths = [1, 2, 30, 31, 32, 62, 63, 64, 65, 100];
     for (pages, rules) in lengths.into_iter().flat_map(|pages| BOTH.map(|rules| (pages, rules))) {
         let (mut from, mut seen) = (0, Vec::new());
         while from < pages {
-            let (end, folios, reads) = stage.gather(from, pages - 1, rules);
+            let (end, folios, reads) = fixture.gather(from, pages - 1, rules);
             let count = (pages - from).min(BATCH_FOLIOS_MAX as u64);
             assert_eq!(folios.len() as u64, count);
             assert_eq!(end, if from + count == pages { BatchEnd::Covered } else { BatchEnd::Full });
@@ -112,18 +112,18 @@ fn r03_a_read_of_many_folios_is_batches_that_join() {
 #[test]
 fn r04_a_range_that_begins_inside_a_folio_gets_it_once_and_first() {
     for order in [1u8, 4, 6] {
-        let stage = stage_of([1 << 7]);
-        stage.add(1 << 6, order, State::Ready);
+        let fixture = fixture_of([1 << 7]);
+        fixture.add(1 << 6, order, State::Ready);
         let behind = (1 << 6) + (1 << order);
         if order < 6 {
-            stage.add(behind, 0, State::Ready);
+            fixture.add(behind, 0, State::Ready);
         }
         let inside = behind - 1;
-        let (end, batch) = stage.batch(inside, behind);
+        let (end, batch) = fixture.batch(inside, behind);
         assert_eq!(shapes(&batch), [(64, order), (behind, 0)]);
         assert_eq!(end, BatchEnd::Covered);
         for rules in BOTH {
-            assert_eq!(stage.gather(inside, behind, rules).1, [(64, order), (behind, 0)]);
+            assert_eq!(fixture.gather(inside, behind, rules).1, [(64, order), (behind, 0)]);
         }
         let (mut bytes, position) = ([0; 1000], inside * PAGE + 77);
         assert_eq!(batch.iter().next().unwrap().copy_out(position, &mut bytes), 1000);
@@ -134,34 +134,34 @@ fn r04_a_range_that_begins_inside_a_folio_gets_it_once_and_first() {
 /// R05: a range that ends within a large folio includes it, and reads no slot behind it.
 #[test]
 fn r05_a_range_that_ends_inside_a_folio_ends_with_it() {
-    let stage = stage_of([15, 32]);
-    stage.add(16, 4, State::Ready);
+    let fixture = fixture_of([15, 32]);
+    fixture.add(16, 4, State::Ready);
     for (last, rules) in (16..32).flat_map(|last| BOTH.map(|rules| (last, rules))) {
-        let (end, folios, reads) = stage.gather(15, last, rules);
+        let (end, folios, reads) = fixture.gather(15, last, rules);
         assert_eq!((end, folios), (BatchEnd::Covered, vec![(15, 0), (16, 4)]));
         assert_eq!(reads, DESCENT + CONFIRM + STEP + CONFIRM, "no slot behind the folio, and none twice");
     }
     // A folio that takes a whole slot of the upper level, and the end of the tree behind it.
-    stage.add(64, 6, State::Ready);
-    let (end, folios, reads) = stage.gather(70, 80, BatchRules::READ);
+    fixture.add(64, 6, State::Ready);
+    let (end, folios, reads) = fixture.gather(70, 80, BatchRules::READ);
     assert_eq!((end, folios, reads), (BatchEnd::Covered, vec![(64, 6)], 1 + CONFIRM));
 }
 
 /// R06: a batch ends before a hole or a shadow.
 #[test]
 fn r06_a_hole_or_a_shadow_ends_a_batch_before_it() {
-    let stage = stage_of([0, 1, 2, 8, 9]);
-    stage.add_shadow(10, 1);
+    let fixture = fixture_of([0, 1, 2, 8, 9]);
+    fixture.add_shadow(10, 1);
     for rules in [BatchRules::READ, BatchRules::CONTIG] {
         assert_eq!(
-            stage.gather(1, 9, rules),
+            fixture.gather(1, 9, rules),
             (BatchEnd::Absent, ones([1, 2]), DESCENT + 2 * STEP + 2 * CONFIRM)
         );
-        assert_eq!(stage.gather(8, 20, rules).0, BatchEnd::Absent);
-        assert_eq!(stage.gather(8, 20, rules).1, ones([8, 9]));
+        assert_eq!(fixture.gather(8, 20, rules).0, BatchEnd::Absent);
+        assert_eq!(fixture.gather(8, 20, rules).1, ones([8, 9]));
         for nothing in [3, 7, 10, 11, 100, FAR + 1, 1 << 40, u64::MAX] {
-            assert_eq!(stage.gather(nothing, u64::MAX, rules).0, BatchEnd::Absent);
-            assert_eq!(stage.gather(nothing, u64::MAX, rules).1, []);
+            assert_eq!(fixture.gather(nothing, u64::MAX, rules).0, BatchEnd::Absent);
+            assert_eq!(fixture.gather(nothing, u64::MAX, rules).1, []);
         }
     }
 }
@@ -170,44 +170,44 @@ fn r06_a_hole_or_a_shadow_ends_a_batch_before_it() {
 /// before it.
 #[test]
 fn r07_a_folio_that_is_not_ready_is_left_out_unless_it_is_the_first() {
-    let stage = stage_of([0, 1, 2, 4]);
-    let frame = stage.add(3, 0, State::Filling);
-    assert_eq!(stage.gather(0, 4, BatchRules::READ).1, ones(0..3));
-    assert_eq!(stage.gather(0, 4, BatchRules::READ).0, BatchEnd::NotReady);
-    assert_eq!(stage.holds(frame), 1, "the fill's alone");
-    let (end, batch) = stage.batch(3, 4);
+    let fixture = fixture_of([0, 1, 2, 4]);
+    let frame = fixture.add(3, 0, State::Filling);
+    assert_eq!(fixture.gather(0, 4, BatchRules::READ).1, ones(0..3));
+    assert_eq!(fixture.gather(0, 4, BatchRules::READ).0, BatchEnd::NotReady);
+    assert_eq!(fixture.holds(frame), 1, "the fill's alone");
+    let (end, batch) = fixture.batch(3, 4);
     assert_eq!((end, shapes(&batch)), (BatchEnd::FirstNotReady, ones([3])));
-    assert_eq!(stage.holds(frame), 2, "the fill's and ours");
+    assert_eq!(fixture.holds(frame), 2, "the fill's and ours");
     assert_eq!(batch.last().unwrap().is_readable(), ReadableState::NotYet);
     assert_eq!(
-        stage.gather(0, 4, BatchRules::CONTIG).1,
+        fixture.gather(0, 4, BatchRules::CONTIG).1,
         ones(0..5),
         "the contiguous look-up takes it as it is"
     );
-    stage.complete(frame);
+    fixture.complete(frame);
     assert_eq!(batch.last().unwrap().is_readable(), ReadableState::Yes, "what was waited for");
-    assert_eq!(stage.gather(0, 4, BatchRules::READ).1, ones(0..5));
+    assert_eq!(fixture.gather(0, 4, BatchRules::READ).1, ones(0..5));
 }
 
 /// R08: a folio with the readahead marker is the last of its batch.
 #[test]
 fn r08_a_folio_with_the_marker_is_the_last() {
-    let stage = stage_of([0, 1, 4, 5]);
-    stage.add(2, 1, State::Marked);
-    assert_eq!(stage.gather(0, 5, BatchRules::READ).0, BatchEnd::Marked);
-    assert_eq!(stage.gather(0, 5, BatchRules::READ).1, [(0, 0), (1, 0), (2, 1)]);
-    assert_eq!(stage.gather(0, 2, BatchRules::READ).0, BatchEnd::Marked, "though it covers the last index");
-    assert_eq!(stage.gather(0, 5, BatchRules::CONTIG).0, BatchEnd::Covered);
-    assert!(stage.mapping.index().take_marker(PageIndex(3)));
-    assert_eq!(stage.gather(0, 5, BatchRules::READ).0, BatchEnd::Covered);
-    stage.add(6, 1, State::MarkedFilling);
+    let fixture = fixture_of([0, 1, 4, 5]);
+    fixture.add(2, 1, State::Marked);
+    assert_eq!(fixture.gather(0, 5, BatchRules::READ).0, BatchEnd::Marked);
+    assert_eq!(fixture.gather(0, 5, BatchRules::READ).1, [(0, 0), (1, 0), (2, 1)]);
+    assert_eq!(fixture.gather(0, 2, BatchRules::READ).0, BatchEnd::Marked, "though it covers the last index");
+    assert_eq!(fixture.gather(0, 5, BatchRules::CONTIG).0, BatchEnd::Covered);
+    assert!(fixture.mapping.index().take_marker(PageIndex(3)));
+    assert_eq!(fixture.gather(0, 5, BatchRules::READ).0, BatchEnd::Covered);
+    fixture.add(6, 1, State::MarkedFilling);
     assert_eq!(
-        stage.gather(4, 7, BatchRules::READ).0,
+        fixture.gather(4, 7, BatchRules::READ).0,
         BatchEnd::NotReady,
         "a marker on what is not ready waits too"
     );
     assert_eq!(
-        stage.gather(6, 7, BatchRules::READ),
+        fixture.gather(6, 7, BatchRules::READ),
         (BatchEnd::FirstNotReady, vec![(6, 1)], DESCENT + CONFIRM)
     );
 }
@@ -215,13 +215,13 @@ fn r08_a_folio_with_the_marker_is_the_last() {
 // ---- what changes meanwhile -----------------------------------------------------------------------------
 
 fn gather_while<'s>(
-    stage: &'s Stage,
+    fixture: &'s BatchFixture,
     moment: Moment,
     act: impl FnMut() + 's,
 ) -> (BatchEnd, ReadBatch<'s>, u32) {
-    let watch = Watch::acting(stage.arena.view().grown(), moment, act);
+    let watch = Watch::acting(fixture.arena.view().grown(), moment, act);
     let mut batch = ReadBatch::new();
-    let end = stage.mapping.gather(&watch, PageIndex(0), PageIndex(3), &mut batch, BatchRules::READ);
+    let end = fixture.mapping.gather(&watch, PageIndex(0), PageIndex(3), &mut batch, BatchRules::READ);
     (end, batch, watch.reads.get())
 }
 
@@ -230,29 +230,29 @@ fn gather_while<'s>(
 fn r09_a_folio_that_leaves_between_slot_and_hold_is_sought_again_and_never_held() {
     // The first folio, and then one that was reached by a step within the leaf.
     for (page, slot_read) in [(0, DESCENT), (1, DESCENT + CONFIRM + STEP)] {
-        let stage = stage_of([]);
-        let frames: Vec<_> = (0..4).map(|page| stage.add(page, 0, State::Ready)).collect();
+        let fixture = fixture_of([]);
+        let frames: Vec<_> = (0..4).map(|page| fixture.add(page, 0, State::Ready)).collect();
         let frame = frames[page as usize];
         let (end, batch, reads) =
-            gather_while(&stage, Moment::After(slot_read), || assert!(stage.evict(page, frame)));
+            gather_while(&fixture, Moment::After(slot_read), || assert!(fixture.evict(page, frame)));
         assert_eq!((end, shapes(&batch)), (BatchEnd::Absent, ones(0..page)));
         assert_eq!(reads, slot_read + DESCENT, "from the root again, once");
-        assert_eq!(stage.holds(frame), 0);
+        assert_eq!(fixture.holds(frame), 0);
         drop(batch);
-        stage.check();
+        fixture.check();
     }
 }
 
 /// R09: when the page has come back meanwhile, in another frame, the new folio is the one that is found.
 #[test]
 fn r09_a_folio_that_came_back_meanwhile_is_found_where_it_is_now() {
-    let stage = stage_of(1..4);
-    let (old, new) = (stage.add(0, 0, State::Ready), std::cell::Cell::new(None));
-    let (end, batch, _) = gather_while(&stage, Moment::After(DESCENT), || {
+    let fixture = fixture_of(1..4);
+    let (old, new) = (fixture.add(0, 0, State::Ready), std::cell::Cell::new(None));
+    let (end, batch, _) = gather_while(&fixture, Moment::After(DESCENT), || {
         // Another frame, because the old one holds another page by now.
-        assert!(stage.evict(0, old));
-        stage.add(40, 0, State::Ready);
-        new.set(Some(stage.add(0, 0, State::Ready)));
+        assert!(fixture.evict(0, old));
+        fixture.add(40, 0, State::Ready);
+        new.set(Some(fixture.add(0, 0, State::Ready)));
     });
     assert_eq!((end, shapes(&batch)), (BatchEnd::Covered, ones(0..4)));
     assert_eq!(batch.iter().next().map(|held| held.frame()), new.get());
@@ -262,13 +262,13 @@ fn r09_a_folio_that_came_back_meanwhile_is_found_where_it_is_now() {
 #[test]
 fn r10_a_folio_replaced_between_the_two_looks_at_its_slot_is_sought_again() {
     for (page, confirm_read) in [(0, DESCENT + CONFIRM), (2, DESCENT + 2 * STEP + 3 * CONFIRM)] {
-        let stage = stage_of([]);
-        let frames: Vec<_> = (0..4).map(|page| stage.add(page, 0, State::Ready)).collect();
+        let fixture = fixture_of([]);
+        let frames: Vec<_> = (0..4).map(|page| fixture.add(page, 0, State::Ready)).collect();
         let new = std::cell::Cell::new(None);
-        let (end, batch, _) = gather_while(&stage, Moment::Before(confirm_read), || {
+        let (end, batch, _) = gather_while(&fixture, Moment::Before(confirm_read), || {
             // The file changed outside: all its folios go, held ones too, and others come in.
-            stage.mapping.invalidate().unwrap();
-            let added: Vec<_> = (0..4).map(|page| stage.add(page, 0, State::Ready)).collect();
+            fixture.mapping.invalidate().unwrap();
+            let added: Vec<_> = (0..4).map(|page| fixture.add(page, 0, State::Ready)).collect();
             new.set(Some(added[page as usize]));
         });
         assert_eq!((end, shapes(&batch)), (BatchEnd::Covered, ones(0..4)));
@@ -276,32 +276,32 @@ fn r10_a_folio_replaced_between_the_two_looks_at_its_slot_is_sought_again() {
         assert_eq!(found, new.get(), "the newer one, not the one that was held");
         assert_ne!(found, Some(frames[page as usize]));
         drop(batch);
-        stage.check();
+        fixture.check();
     }
 }
 
 /// R10: a folio that leaves between the two reads of its slot, and is not replaced, is not returned.
 #[test]
 fn r10_a_folio_that_only_left_between_the_two_looks_is_not_handed_out() {
-    let stage = stage_of(0..4);
-    let (end, batch, _) = gather_while(&stage, Moment::Before(DESCENT + CONFIRM), || stage.let_all_go());
+    let fixture = fixture_of(0..4);
+    let (end, batch, _) = gather_while(&fixture, Moment::Before(DESCENT + CONFIRM), || fixture.let_all_go());
     assert_eq!((end, batch.len()), (BatchEnd::Absent, 0));
-    stage.check();
+    fixture.check();
 }
 
 /// R11: when a large folio becomes small ones before it is held, the folio that is returned contains the index asked
 /// for.
 #[test]
 fn r11_a_folio_always_contains_its_index() {
-    let stage = stage_of([]);
-    let large = stage.add(0, 4, State::Ready);
-    let watch = Watch::acting(stage.arena.view().grown(), Moment::After(DESCENT), || {
+    let fixture = fixture_of([]);
+    let large = fixture.add(0, 4, State::Ready);
+    let watch = Watch::acting(fixture.arena.view().grown(), Moment::After(DESCENT), || {
         // The same frames again, as folios of a page: the slot that was read names the one at 0 now.
-        assert!(stage.evict(0, large));
-        (0..16).for_each(|page| _ = stage.add(page, 0, State::Ready));
+        assert!(fixture.evict(0, large));
+        (0..16).for_each(|page| _ = fixture.add(page, 0, State::Ready));
     });
     let mut batch = ReadBatch::new();
-    let end = stage.mapping.gather(&watch, PageIndex(5), PageIndex(7), &mut batch, BatchRules::READ);
+    let end = fixture.mapping.gather(&watch, PageIndex(5), PageIndex(7), &mut batch, BatchRules::READ);
     assert_eq!((end, shapes(&batch)), (BatchEnd::Covered, ones(5..8)));
     let mut bytes = [0; 4096];
     batch.iter().for_each(|held| {
@@ -315,34 +315,34 @@ fn r11_a_folio_always_contains_its_index() {
 /// R18: whatever ends a batch and however it is used up, each folio has as many holds as before.
 #[test]
 fn r18_every_way_out_gives_every_hold_back() {
-    let stage = stage_of([]);
+    let fixture = fixture_of([]);
     let states = [State::Ready, State::Ready, State::Marked, State::Ready, State::Filling, State::Ready];
-    let frames: Vec<_> = (0..6).zip(states).map(|(page, state)| stage.add(page, 0, state)).collect();
-    let holds = || frames.iter().map(|&frame| stage.holds(frame)).collect::<Vec<_>>();
+    let frames: Vec<_> = (0..6).zip(states).map(|(page, state)| fixture.add(page, 0, state)).collect();
+    let holds = || frames.iter().map(|&frame| fixture.holds(frame)).collect::<Vec<_>>();
     let before = holds();
     let mut ends = Vec::new();
     for rules in [BatchRules::READ, BatchRules::CONTIG, BatchRules::SINGLE] {
         for (from, to) in [(0, 1), (0, 9), (3, 9), (4, 9), (5, 9), (6, 9), (1, 0)] {
-            ends.push(stage.gather(from, to, rules).0);
+            ends.push(fixture.gather(from, to, rules).0);
             assert_eq!(holds(), before, "{from} to {to} by {rules:?}");
         }
     }
     use BatchEnd::{Absent, Covered, FirstNotReady, Full, Marked, NotReady};
     assert!([Absent, Covered, FirstNotReady, Full, Marked, NotReady].iter().all(|end| ends.contains(end)));
     // Taken out in part, and the rest dropped; used again; left by a panic.
-    let (_, mut batch) = stage.batch(0, 1);
+    let (_, mut batch) = fixture.batch(0, 1);
     assert_eq!(batch.drain().map(|held| shape(&held)).take(1).collect::<Vec<_>>(), ones([0]));
     assert!(batch.is_empty());
-    stage.mapping.get_read_batch(PageIndex(3), PageIndex(3), &mut batch);
+    fixture.mapping.get_read_batch(PageIndex(3), PageIndex(3), &mut batch);
     assert_eq!(batch.pop().map(|held| shape(&held)), Some((3, 0)));
     drop(batch);
     assert_eq!(holds(), before);
-    let (_, mut batch) = stage.batch(0, 1);
-    assert_eq!(stage.mapping.get_read_batch(PageIndex(6), PageIndex(6), &mut batch), BatchEnd::Absent);
+    let (_, mut batch) = fixture.batch(0, 1);
+    assert_eq!(fixture.mapping.get_read_batch(PageIndex(6), PageIndex(6), &mut batch), BatchEnd::Absent);
     assert_eq!(holds(), before, "what the last use held");
     drop(batch);
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        let _batch = stage.batch(0, 2);
+        let _batch = fixture.batch(0, 2);
         panic!("in a reader's hands");
     }));
     assert!(panicked.is_err());
@@ -352,12 +352,12 @@ fn r18_every_way_out_gives_every_hold_back() {
 /// R18: a folio that has all the holds it can have ends a batch before it.
 #[test]
 fn r18_a_folio_without_a_hold_to_spare_ends_a_batch_and_says_so() {
-    let stage = stage_of(0..3);
-    let all: Vec<_> = (0..HOLDS_MAX).map(|_| stage.mapping.try_hold(PageIndex(1)).unwrap()).collect();
-    assert_eq!(stage.gather(0, 2, BatchRules::READ).0, BatchEnd::TooMany);
-    assert_eq!(stage.gather(0, 2, BatchRules::READ).1, ones([0]));
+    let fixture = fixture_of(0..3);
+    let all: Vec<_> = (0..HOLDS_MAX).map(|_| fixture.mapping.try_hold(PageIndex(1)).unwrap()).collect();
+    assert_eq!(fixture.gather(0, 2, BatchRules::READ).0, BatchEnd::TooMany);
+    assert_eq!(fixture.gather(0, 2, BatchRules::READ).1, ones([0]));
     drop(all);
-    assert_eq!(stage.gather(0, 2, BatchRules::READ).0, BatchEnd::Covered);
+    assert_eq!(fixture.gather(0, 2, BatchRules::READ).0, BatchEnd::Covered);
 }
 
 /// R18: no read and no pin leaves a hold, whether it fails, would have to wait, or ends well.
@@ -397,31 +397,31 @@ fn r18_no_way_out_of_a_read_or_of_a_pin_leaves_a_hold() {
 #[test]
 fn r20_a_held_batch_is_passed_over_and_others_are_evicted() {
     let mut reclaim = None;
-    let stage = Stage::with(|arena, mapping| {
+    let fixture = BatchFixture::with(|arena, mapping| {
         let reclaim = reclaim.insert(Reclaim::new(Arc::clone(arena), Arc::new(Counters::default())));
         mapping.with_lists(reclaim.lists())
     });
     let reclaim = reclaim.unwrap();
-    reclaim.add_mapping(Arc::clone(&stage.mapping));
+    reclaim.add_mapping(Arc::clone(&fixture.mapping));
     let frames: Vec<_> =
-        [FAR].into_iter().chain(0..64).map(|page| stage.add(page, 0, State::Ready)).collect();
+        [FAR].into_iter().chain(0..64).map(|page| fixture.add(page, 0, State::Ready)).collect();
     let reservation = reclaim.lists().reserve(65, quinion::internals::sync::LockWait::Wait).unwrap();
     reclaim.list(frames.iter().map(|&frame| (frame, FetchOrigin::Asked)), reservation);
     reclaim.lists().check().unwrap();
-    let (end, batch) = stage.batch(0, 63);
+    let (end, batch) = fixture.batch(0, 63);
     assert_eq!((end, batch.len()), (BatchEnd::Full, BATCH_FOLIOS_MAX));
     let others = 64 - BATCH_FOLIOS_MAX as u32 + 1; // the page far out is one
     assert_eq!(reclaim.reclaim(1000, quinion::internals::sync::LockWait::Wait), others);
-    assert_eq!(stage.mapping.lock().pages(), BATCH_FOLIOS_MAX as u64);
+    assert_eq!(fixture.mapping.lock().pages(), BATCH_FOLIOS_MAX as u64);
     let mut bytes = [0; 4096];
     for held in batch.iter() {
         held.copy_out(held.first().first_byte(), &mut bytes);
         content::verify(&bytes, FILE, held.first().first_byte()).unwrap();
     }
     drop(batch);
-    assert_eq!(frames.iter().map(|&frame| stage.holds(frame)).sum::<u32>(), 0);
+    assert_eq!(frames.iter().map(|&frame| fixture.holds(frame)).sum::<u32>(), 0);
     assert_eq!(reclaim.reclaim(1000, quinion::internals::sync::LockWait::Wait), BATCH_FOLIOS_MAX as u32);
-    stage.check();
+    fixture.check();
 }
 
 // ---- the walker -----------------------------------------------------------------------------------------
@@ -429,11 +429,11 @@ fn r20_a_held_batch_is_passed_over_and_others_are_evicted() {
 /// C01: a step moves a cursor that was never walked or was reset, and from within a large entry goes behind it.
 #[test]
 fn c01_a_step_moves_a_walker_that_was_never_walked_or_was_reset() {
-    let stage = stage_of([]);
-    let frames: Vec<_> = (0..4).map(|page| Entry::folio(stage.add(page, 0, State::Ready).0)).collect();
-    let large = Entry::folio(stage.add(64, 4, State::Ready).0);
-    let watch = Watch::new(stage.arena.view().grown());
-    let record = stage.arena.view().record(stage.mapping.index().cell()).unwrap();
+    let fixture = fixture_of([]);
+    let frames: Vec<_> = (0..4).map(|page| Entry::folio(fixture.add(page, 0, State::Ready).0)).collect();
+    let large = Entry::folio(fixture.add(64, 4, State::Ready).0);
+    let watch = Watch::new(fixture.arena.view().grown());
+    let record = fixture.arena.view().record(fixture.mapping.index().cell()).unwrap();
     let mut walk = Walker::<_, 6>::new(&watch, &record.root, 0);
     walk.step_past(0);
     assert_eq!((walk.index(), watch.reads.get()), (1, 0), "never walked: it moves, and reads nothing");
@@ -518,22 +518,22 @@ proptest! {
         ranges in prop::collection::vec((0u64..200, 0u64..120), 20),
         max in 1..=BATCH_FOLIOS_MAX,
     ) {
-        let stage = Stage::new();
+        let fixture = BatchFixture::new();
         let folios = lay_out(&pieces);
-        folios.iter().for_each(|&((first, order), state)| _ = stage.add(first, order, state));
+        folios.iter().for_each(|&((first, order), state)| _ = fixture.add(first, order, state));
         for (from, pages) in ranges {
             let some = BatchRules { folios_max: max, ..BatchRules::READ };
             let rules = [BatchRules::READ, BatchRules::CONTIG, BatchRules::SINGLE, some];
             for rules in rules {
-                let (end, batch, reads) = stage.gather(from, from + pages, rules);
+                let (end, batch, reads) = fixture.gather(from, from + pages, rules);
                 let want = twin(&folios, from, from + pages, rules);
                 prop_assert_eq!((end, batch), want, "{} to {} by {:?}", from, from + pages, rules);
-                let past = stage.gather(from, from + pages, BatchRules { at_end: LastFolioRule::LookPast, ..rules });
+                let past = fixture.gather(from, from + pages, BatchRules { at_end: LastFolioRule::LookPast, ..rules });
                 prop_assert_eq!(past.0, end);
                 prop_assert!(past.2 >= reads);
             }
         }
-        stage.check();
+        fixture.check();
     }
 }
 
@@ -541,7 +541,7 @@ proptest! {
 
 const STRESS_PAGES: u64 = 96;
 
-fn churn(stage: &Stage, stop: &AtomicBool) {
+fn churn(fixture: &BatchFixture, stop: &AtomicBool) {
     let mut dice = Dice::new(11);
     let mut standing = std::collections::BTreeMap::new();
     for generation in 2.. {
@@ -557,23 +557,23 @@ fn churn(stage: &Stage, stop: &AtomicBool) {
             else {
                 continue;
             };
-            let gone = stage.evict(at, frame); // not while a reader holds it
+            let gone = fixture.evict(at, frame); // not while a reader holds it
             free &= gone;
             if gone {
                 standing.remove(&at);
             }
         }
-        if free && let Some(frame) = stage.add_generation(first, order, generation) {
+        if free && let Some(frame) = fixture.add_generation(first, order, generation) {
             standing.insert(first, (frame, order));
         }
     }
 }
 
 /// Takes one batch and checks every byte of it; returns how many folios it had.
-fn check_batch(stage: &Stage, dice: &mut Dice, bytes: &mut [u8]) -> u64 {
+fn check_batch(fixture: &BatchFixture, dice: &mut Dice, bytes: &mut [u8]) -> u64 {
     let from = dice.below(STRESS_PAGES);
     let to = from + dice.below(40);
-    let (end, batch) = stage.batch(from, to);
+    let (end, batch) = fixture.batch(from, to);
     let mut at = from;
     for held in batch.iter() {
         let (first, order) = shape(held);
@@ -591,20 +591,20 @@ fn check_batch(stage: &Stage, dice: &mut Dice, bytes: &mut [u8]) -> u64 {
 
 #[test]
 fn batches_are_right_while_folios_come_and_go() {
-    let stage = stage_of(0..STRESS_PAGES);
-    stage.let_all_go();
+    let fixture = fixture_of(0..STRESS_PAGES);
+    fixture.let_all_go();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        scope.spawn(|| churn(&stage, &stop));
+        scope.spawn(|| churn(&fixture, &stop));
         let readers: Vec<_> = (0..3)
             .map(|seed| {
-                let stage = &stage;
+                let fixture = &fixture;
                 scope.spawn(move || {
                     let (mut dice, mut bytes) = (Dice::new(seed), vec![0; 4 * PAGE as usize]);
                     // As many folios, however late the other thread begins to put them in.
                     let mut folios = 0;
                     while folios < 20_000 {
-                        folios += check_batch(stage, &mut dice, &mut bytes);
+                        folios += check_batch(fixture, &mut dice, &mut bytes);
                     }
                 })
             })
@@ -613,8 +613,8 @@ fn batches_are_right_while_folios_come_and_go() {
         stop.store(true, Ordering::Relaxed);
         results.into_iter().for_each(|result| result.expect("a reader found nothing wrong"));
     });
-    stage.let_all_go();
-    stage.check();
+    fixture.let_all_go();
+    fixture.check();
 }
 
 // ---- the paths that use it ------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ fn content(file: u32, position: u64, len: u64, generation: u32) -> Vec<u8> {
     bytes
 }
 
-struct Stage {
+struct Fixture {
     folder: PathBuf,
     /// The generation that the replaced file had at least, before and after an open.
     replaced: AtomicU32,
@@ -80,9 +80,9 @@ struct Stage {
     changes: AtomicU64,
 }
 
-impl Stage {
+impl Fixture {
     fn new(folder: &Path) -> Self {
-        let stage = Self {
+        let fixture = Self {
             folder: folder.to_owned(),
             replaced: AtomicU32::new(0),
             rewritten: RwLock::new(0),
@@ -91,12 +91,12 @@ impl Stage {
             changes: AtomicU64::new(0),
         };
         for (file, size) in STILL.iter().enumerate() {
-            fs::write(stage.still(file), content(file as u32, 0, *size, 1)).unwrap();
+            fs::write(fixture.still(file), content(file as u32, 0, *size, 1)).unwrap();
         }
-        stage.replace();
-        stage.rewrite();
-        fs::write(stage.growing(), content(GROWING, 0, 100, 1)).unwrap();
-        stage
+        fixture.replace();
+        fixture.rewrite();
+        fs::write(fixture.growing(), content(GROWING, 0, 100, 1)).unwrap();
+        fixture
     }
     fn still(&self, file: usize) -> PathBuf {
         self.folder.join(format!("still-{file}"))
@@ -240,7 +240,7 @@ impl ReadPattern {
 // ---- threads of the owner -----------------------------------------------------------------------------
 
 struct Reader<'a> {
-    stage: &'a Stage,
+    fixture: &'a Fixture,
     cache: &'a Cache,
     pattern: ReadPattern,
     buffer: Vec<u8>,
@@ -250,9 +250,9 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    fn new(stage: &'a Stage, cache: &'a Cache, seed: u64) -> Self {
+    fn new(fixture: &'a Fixture, cache: &'a Cache, seed: u64) -> Self {
         let buffer = vec![0xa5; LEN_MAX as usize + 5000];
-        Self { stage, cache, pattern: ReadPattern::new(seed), buffer, pins: Vec::new(), checked: 0 }
+        Self { fixture, cache, pattern: ReadPattern::new(seed), buffer, pins: Vec::new(), checked: 0 }
     }
 
     fn run(mut self, reads: u64) {
@@ -265,7 +265,7 @@ impl<'a> Reader<'a> {
                 6 => self.overlap(),
                 _ => {
                     let file = self.pattern.dice.below(STILL.len() as u64) as usize;
-                    let open = self.cache.open(self.stage.still(file)).unwrap();
+                    let open = self.cache.open(self.fixture.still(file)).unwrap();
                     self.burst(open, Expected::still(file), burst);
                 }
             }
@@ -274,33 +274,33 @@ impl<'a> Reader<'a> {
             }
         }
         self.check_pins();
-        self.stage.checked.fetch_add(self.checked, Ordering::Relaxed);
+        self.fixture.checked.fetch_add(self.checked, Ordering::Relaxed);
     }
 
     fn replaced(&mut self, reads: u64) {
-        let least = self.stage.replaced.load(Ordering::SeqCst);
-        let open = self.cache.open(self.stage.replaced()).unwrap();
+        let least = self.fixture.replaced.load(Ordering::SeqCst);
+        let open = self.cache.open(self.fixture.replaced()).unwrap();
         let (line, expected) = (&mut [0; 64], Expected { file: REPLACED, least, most: u32::MAX, size: None });
         let bytes = open.read_at(line, 0).unwrap();
         expected.check(&line[..bytes], 0);
         let generation = generations(&line[..bytes], REPLACED, 0).unwrap();
         let Some(generation) = generation.map(|met| *met.start()) else { return }; // too short to tell
         // It may have been renamed and not yet counted.
-        assert!(generation <= self.stage.replaced.load(Ordering::SeqCst) + 1, "a generation to come");
+        assert!(generation <= self.fixture.replaced.load(Ordering::SeqCst) + 1, "a generation to come");
         self.burst(open, Expected::of(REPLACED, generation), reads);
     }
 
     fn rewritten(&mut self, reads: u64) {
-        let stage = self.stage;
-        let generation = stage.rewritten.read().unwrap(); // the writer has closed, and does not open
-        let open = self.cache.open(stage.rewritten()).unwrap();
+        let fixture = self.fixture;
+        let generation = fixture.rewritten.read().unwrap(); // the writer has closed, and does not open
+        let open = self.cache.open(fixture.rewritten()).unwrap();
         let expected = Expected::of(REWRITTEN, *generation);
         assert_eq!(open.len(), expected.span());
         self.burst(open, expected, reads.min(60));
     }
 
     fn growing(&mut self, reads: u64) {
-        let open = self.cache.open(self.stage.growing()).unwrap();
+        let open = self.cache.open(self.fixture.growing()).unwrap();
         let before = open.len();
         let mut tail = vec![0; 30_000];
         for _ in 0..reads / 8 {
@@ -320,7 +320,7 @@ impl<'a> Reader<'a> {
 
     /// Reads while the file may be being rewritten: not checked, and the cause of much that is.
     fn overlap(&mut self) {
-        let open = self.cache.open(self.stage.rewritten()).unwrap();
+        let open = self.cache.open(self.fixture.rewritten()).unwrap();
         for _ in 0..20 {
             let (position, len) = self.pattern.range(4 << 20);
             let _ = open.read_at(&mut self.buffer[..len], position).unwrap();
@@ -463,41 +463,41 @@ fn report(what: &str, reads: u64, began: Instant, cache: &Cache) {
 #[test]
 fn threads_never_read_a_wrong_byte() {
     let folder = folder();
-    let stage = Stage::new(folder.path());
+    let fixture = Fixture::new(folder.path());
     let settings = Setting::all();
     let each = budget(480_000, 6_400_000) / settings.len() as u64;
     for setting in settings {
         let (cache, began) = (setting.build(), Instant::now());
         let readers = 8;
-        stage.stop.store(false, Ordering::Relaxed);
-        stage.checked.store(0, Ordering::Relaxed);
+        fixture.stop.store(false, Ordering::Relaxed);
+        fixture.checked.store(0, Ordering::Relaxed);
         thread::scope(|scope| {
-            let changer = scope.spawn(|| stage.change());
+            let changer = scope.spawn(|| fixture.change());
             let threads: Vec<_> = (1..=readers)
                 .map(|seed| {
                     scope.spawn({
-                        let (stage, cache) = (&stage, &cache);
-                        move || Reader::new(stage, cache, seed).run(each / readers)
+                        let (fixture, cache) = (&fixture, &cache);
+                        move || Reader::new(fixture, cache, seed).run(each / readers)
                     })
                 })
                 .collect();
             let results: Vec<_> = threads.into_iter().map(thread::ScopedJoinHandle::join).collect();
-            stage.stop.store(true, Ordering::Relaxed);
+            fixture.stop.store(true, Ordering::Relaxed);
             changer.join().unwrap();
             results.into_iter().for_each(|result| result.expect("a reader read a wrong byte"));
         });
         cache.check().unwrap();
         assert!(cache.stats().evicted_pages > 0 || setting.memory > Cache::MEMORY_MIN);
-        report(&format!("{setting:?}"), stage.checked.load(Ordering::Relaxed), began, &cache);
+        report(&format!("{setting:?}"), fixture.checked.load(Ordering::Relaxed), began, &cache);
     }
 }
 
 /// Reads `len` bytes that the cache may hold at `position`, over and over, checking the ends of each page only:
 /// a folio that was lost under a copy shows there, and most of the time goes into copies.
-fn race(stage: &Stage, open: &File, scanned: &AtomicU64, seed: u64) {
+fn race(fixture: &Fixture, open: &File, scanned: &AtomicU64, seed: u64) {
     let (mut dice, mut buffer, mut checked) = (Dice::new(seed), vec![0; 64 << 10], 0);
     let cached_only = ReadOptions::new().cached_only(true);
-    while !stage.stopped() {
+    while !fixture.stopped() {
         // What the hand comes to next was filled about a cacheful ago.
         let behind = (6 << 20) + dice.below(6 << 20);
         let position = (scanned.load(Ordering::Relaxed) + STILL[0] - behind) % STILL[0] / 4096 * 4096;
@@ -510,12 +510,12 @@ fn race(stage: &Stage, open: &File, scanned: &AtomicU64, seed: u64) {
             checked += 1;
         }
     }
-    stage.checked.fetch_add(checked, Ordering::Relaxed);
+    fixture.checked.fetch_add(checked, Ordering::Relaxed);
 }
 
-fn scan(stage: &Stage, open: &File, scanned: &AtomicU64) {
+fn scan(fixture: &Fixture, open: &File, scanned: &AtomicU64) {
     let mut buffer = vec![0; 256 << 10];
-    while !stage.stopped() {
+    while !fixture.stopped() {
         let position = scanned.load(Ordering::Relaxed);
         open.read_at(&mut buffer, position).unwrap();
         scanned.store((position + buffer.len() as u64) % STILL[0], Ordering::Relaxed);
@@ -527,30 +527,30 @@ fn a_folio_lost_under_a_copy_is_noticed() {
     // In memory where there is such a place: then no device slows the reuse of frames down.
     let fast = Path::new("/dev/shm");
     let folder = if fast.is_dir() { tempfile::tempdir_in(fast).unwrap() } else { folder() };
-    let stage = Stage::new(folder.path());
+    let fixture = Fixture::new(folder.path());
     for order in [0, 2, 9] {
         let setting = Setting { order, mechanism: Mechanism::Threads, memory: Cache::MEMORY_MIN };
         let (cache, began, scanned) = (setting.build(), Instant::now(), AtomicU64::new(0));
-        let open = cache.open(stage.still(0)).unwrap();
-        stage.stop.store(false, Ordering::Relaxed);
-        stage.checked.store(0, Ordering::Relaxed);
-        let (stage, scanned) = (&stage, &scanned);
+        let open = cache.open(fixture.still(0)).unwrap();
+        fixture.stop.store(false, Ordering::Relaxed);
+        fixture.checked.store(0, Ordering::Relaxed);
+        let (fixture, scanned) = (&fixture, &scanned);
         thread::scope(|scope| {
             let scanner = open.clone();
-            let mut threads = vec![scope.spawn(move || scan(stage, &scanner, scanned))];
+            let mut threads = vec![scope.spawn(move || scan(fixture, &scanner, scanned))];
             for seed in 0..6 {
                 let open = open.clone();
-                threads.push(scope.spawn(move || race(stage, &open, scanned, seed)));
+                threads.push(scope.spawn(move || race(fixture, &open, scanned, seed)));
             }
             let end = Duration::from_secs(budget(3, 20));
             while began.elapsed() < end && !threads.iter().any(|thread| thread.is_finished()) {
                 thread::sleep(Duration::from_millis(10));
             }
-            stage.stop.store(true, Ordering::Relaxed);
+            fixture.stop.store(true, Ordering::Relaxed);
             threads.into_iter().for_each(|thread| thread.join().expect("a wrong byte"));
         });
         cache.check().unwrap();
-        report(&format!("races, {setting:?}"), stage.checked.load(Ordering::Relaxed), began, &cache);
+        report(&format!("races, {setting:?}"), fixture.checked.load(Ordering::Relaxed), began, &cache);
     }
 }
 
@@ -808,7 +808,7 @@ fn viewers_never_read_a_wrong_byte() {
         return;
     }
     let folder = folder();
-    let stage = Stage::new(folder.path());
+    let fixture = Fixture::new(folder.path());
     let settings = [
         Setting { order: 0, mechanism: Mechanism::Ring, memory: Cache::MEMORY_MIN },
         Setting { order: 2, mechanism: Mechanism::Ring, memory: Cache::MEMORY_MIN },
@@ -818,20 +818,20 @@ fn viewers_never_read_a_wrong_byte() {
     for setting in settings {
         let (cache, began) = (setting.build(), Instant::now());
         let owner = Arc::new(CacheOwner::new(cache.clone()).with_rules(by_times()));
-        let (service, view) = serve(&cache, owner, &stage.folder);
-        stage.stop.store(false, Ordering::Relaxed);
-        stage.checked.store(0, Ordering::Relaxed);
+        let (service, view) = serve(&cache, owner, &fixture.folder);
+        fixture.stop.store(false, Ordering::Relaxed);
+        fixture.checked.store(0, Ordering::Relaxed);
         let seen = Mutex::new(Vec::new());
         thread::scope(|scope| {
-            let changer = scope.spawn(|| stage.change());
+            let changer = scope.spawn(|| fixture.change());
             let threads: Vec<_> = (1..=2)
                 .map(|seed| {
                     scope.spawn({
-                        let (stage, cache) = (&stage, &cache);
+                        let (fixture, cache) = (&fixture, &cache);
                         // As long as there are viewers, and a fifth of what they read at the least.
                         move || {
-                            while !stage.stopped() {
-                                Reader::new(stage, cache, seed).run(2000);
+                            while !fixture.stopped() {
+                                Reader::new(fixture, cache, seed).run(2000);
                             }
                         }
                     })
@@ -839,16 +839,16 @@ fn viewers_never_read_a_wrong_byte() {
                 .collect();
             let body = || {
                 for seed in 1..4 {
-                    kill_one(&view, &stage.folder, seed);
+                    kill_one(&view, &fixture.folder, seed);
                 }
-                let first = start_viewer(&view, &stage.folder, each / 2, 50);
+                let first = start_viewer(&view, &fixture.folder, each / 2, 50);
                 seen.lock().unwrap().push(end_of(first));
                 let eight: Vec<_> =
-                    (60..68).map(|seed| start_viewer(&view, &stage.folder, each / 16, seed)).collect();
+                    (60..68).map(|seed| start_viewer(&view, &fixture.folder, each / 16, seed)).collect();
                 seen.lock().unwrap().extend(eight.into_iter().map(end_of));
             };
             let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
-            stage.stop.store(true, Ordering::Relaxed);
+            fixture.stop.store(true, Ordering::Relaxed);
             let readers: Vec<_> = threads.into_iter().map(thread::ScopedJoinHandle::join).collect();
             changer.join().unwrap();
             result.expect("a viewer failed");
@@ -864,7 +864,7 @@ fn viewers_never_read_a_wrong_byte() {
         println!("viewers: {reads} reads, {asked} questions, {unserved} not served");
         report(
             &format!("viewers and threads, {setting:?}"),
-            reads + stage.checked.load(Ordering::Relaxed),
+            reads + fixture.checked.load(Ordering::Relaxed),
             began,
             &cache,
         );
@@ -892,11 +892,12 @@ fn a_viewer_outlives_its_owner() {
         return;
     }
     let folder = folder();
-    let stage = Stage::new(folder.path());
-    let mut owner = again("owner", &stage.folder).spawn().unwrap();
+    let fixture = Fixture::new(folder.path());
+    let mut owner = again("owner", &fixture.folder).spawn().unwrap();
     let mut lines = BufReader::new(owner.stdout.take().unwrap());
     let view = hear(&mut lines, "owning ").expect("it owns");
-    let mut viewers: Vec<_> = (1..4).map(|seed| start_viewer(&view, &stage.folder, u64::MAX, seed)).collect();
+    let mut viewers: Vec<_> =
+        (1..4).map(|seed| start_viewer(&view, &fixture.folder, u64::MAX, seed)).collect();
     for viewer in &mut viewers {
         // A byte at a time: later output is for the thread that waits for the end.
         let mut lines = BufReader::with_capacity(1, viewer.stdout.as_mut().unwrap());

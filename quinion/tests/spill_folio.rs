@@ -23,7 +23,7 @@ use quinion::internals::units::{Frame, MappingId, Millis, Order, Orders, PageInd
 use quinion::internals::xarray::Value;
 use quinion_testing::doubles::{Faults, SimulatedBackend, WriteFaults};
 
-struct Stage {
+struct Fixture {
     mapping: Arc<Mapping>,
     reclaim: Reclaim,
     spill: Arc<Spill>,
@@ -51,7 +51,7 @@ impl FrameSource for NoFrames {
 const FIRST: PageIndex = PageIndex(16);
 const ORDER: Order = Order(4);
 
-impl Stage {
+impl Fixture {
     fn new(writes: WriteFaults) -> Self {
         let arena = Arc::new(Arena::build(ArenaOptions { memory: 16 << 20 }).unwrap());
         let disk = SimulatedBackend::of_memory(Arc::new(MemoryFile::new(Vec::new())), Faults::default());
@@ -72,9 +72,9 @@ impl Stage {
         let mapping = Arc::new(mapping.with_shadow_nodes(reclaim.shadow_nodes()));
         mapping.set_size(8 << 20);
         reclaim.add_mapping(Arc::clone(&mapping));
-        let stage = Self { mapping, reclaim, spill, disk, arena };
-        stage.add();
-        stage
+        let fixture = Self { mapping, reclaim, spill, disk, arena };
+        fixture.add();
+        fixture
     }
 
     fn add(&self) {
@@ -101,13 +101,13 @@ impl Stage {
     }
 
     fn spilled() -> Self {
-        let stage = Self::new(WriteFaults::default());
-        stage.send();
-        stage.spill.drain();
+        let fixture = Self::new(WriteFaults::default());
+        fixture.send();
+        fixture.spill.drain();
         let value = Value::spill(ORDER.0, 0);
-        assert_eq!(stage.at(), MemoryEntry::Spilled { first: FIRST, order: ORDER, value });
-        stage.check();
-        stage
+        assert_eq!(fixture.at(), MemoryEntry::Spilled { first: FIRST, order: ORDER, value });
+        fixture.check();
+        fixture
     }
 
     fn grab<'a>(&'a self, wait_queue: &'a WaitQueue) -> Grabbed<'a> {
@@ -140,7 +140,7 @@ impl Stage {
     }
 }
 
-impl Drop for Stage {
+impl Drop for Fixture {
     fn drop(&mut self) {
         self.reclaim.remove_mapping(self.mapping.id());
     }
@@ -148,130 +148,130 @@ impl Drop for Stage {
 
 #[test]
 fn a_folio_goes_and_its_frames_are_free() {
-    let stage = Stage::spilled();
-    assert_eq!((stage.mapping.backing().spilled_pages(), stage.spill.stats().bytes), (16, 16 << 12));
-    assert_eq!(stage.reclaim.weights().total(), 0);
-    assert_eq!(stage.mapping.lock().pages(), 0);
+    let fixture = Fixture::spilled();
+    assert_eq!((fixture.mapping.backing().spilled_pages(), fixture.spill.stats().bytes), (16, 16 << 12));
+    assert_eq!(fixture.reclaim.weights().total(), 0);
+    assert_eq!(fixture.mapping.lock().pages(), 0);
 }
 
 #[test]
 fn no_more_folios_are_spilled_at_once_than_may_be_under_way() {
-    let stage = Stage::new(WriteFaults::default());
-    (2..64).for_each(|nth| stage.add_at(PageIndex(16 * nth)));
-    let max = stage.spill.in_flight_max();
+    let fixture = Fixture::new(WriteFaults::default());
+    (2..64).for_each(|nth| fixture.add_at(PageIndex(16 * nth)));
+    let max = fixture.spill.in_flight_max();
     assert!(max < 63 * 16, "there are more than {max}");
-    assert_eq!(stage.reclaim.reclaim(1000, LockWait::Wait), 0);
-    let under_way = stage.spill.under_way().0;
+    assert_eq!(fixture.reclaim.reclaim(1000, LockWait::Wait), 0);
+    let under_way = fixture.spill.under_way().0;
     assert!(under_way <= max && under_way > max / 2, "{under_way} pages, and {max} may be");
-    stage.spill.drain();
-    stage.check();
+    fixture.spill.drain();
+    fixture.check();
 }
 
 #[test]
 fn a_folio_that_is_held_when_its_flush_ends_stays() {
-    let stage = Stage::new(WriteFaults::default());
-    stage.send();
-    let held = stage.mapping.try_hold(FIRST).unwrap();
-    stage.stays();
+    let fixture = Fixture::new(WriteFaults::default());
+    fixture.send();
+    let held = fixture.mapping.try_hold(FIRST).unwrap();
+    fixture.stays();
     drop(held);
-    stage.send();
-    stage.spill.drain();
-    assert_eq!(stage.mapping.backing().spilled_pages(), 16);
-    stage.check();
+    fixture.send();
+    fixture.spill.drain();
+    assert_eq!(fixture.mapping.backing().spilled_pages(), 16);
+    fixture.check();
 }
 
 #[test]
 fn a_folio_that_is_written_on_its_way_stays() {
-    let stage = Stage::new(WriteFaults::default());
-    stage.send();
-    let held = stage.mapping.try_hold(FIRST).unwrap();
+    let fixture = Fixture::new(WriteFaults::default());
+    fixture.send();
+    let held = fixture.mapping.try_hold(FIRST).unwrap();
     let page = FIRST.plus(3);
-    assert!(!stage.mapping.seems_dirty(&held, page), "its writer takes the lock");
-    stage.mapping.lock().mark_dirty(&held, page..page.plus(1), Millis(2));
+    assert!(!fixture.mapping.seems_dirty(&held, page), "its writer takes the lock");
+    fixture.mapping.lock().mark_dirty(&held, page..page.plus(1), Millis(2));
     drop(held);
-    stage.stays();
+    fixture.stays();
 }
 
 #[test]
 fn a_folio_that_is_locked_by_a_grab_when_its_flush_ends_stays() {
-    let stage = Stage::new(WriteFaults::default());
-    stage.send();
-    let held = stage.mapping.try_hold(FIRST).unwrap();
-    let descriptor = stage.arena.view().own(held.frame());
-    let stamp = descriptor.identify(stage.mapping.id(), FIRST).unwrap();
+    let fixture = Fixture::new(WriteFaults::default());
+    fixture.send();
+    let held = fixture.mapping.try_hold(FIRST).unwrap();
+    let descriptor = fixture.arena.view().own(held.frame());
+    let stamp = descriptor.identify(fixture.mapping.id(), FIRST).unwrap();
     assert!(descriptor.try_lock(stamp).is_ok());
-    stage.spill.drain();
-    assert_eq!((stage.at(), stage.mapping.writeback().dirty_pages().dirty()), (MemoryEntry::Folio, 16));
-    assert_eq!(stage.reclaim.reclaim(1, LockWait::Wait), 0);
-    assert_eq!(stage.spill.under_way().0, 0, "what is locked does not set out");
+    fixture.spill.drain();
+    assert_eq!((fixture.at(), fixture.mapping.writeback().dirty_pages().dirty()), (MemoryEntry::Folio, 16));
+    assert_eq!(fixture.reclaim.reclaim(1, LockWait::Wait), 0);
+    assert_eq!(fixture.spill.under_way().0, 0, "what is locked does not set out");
     descriptor.unlock();
     drop(held);
-    stage.stays();
+    fixture.stays();
 }
 
 #[test]
 fn a_folio_that_is_populated_on_its_way_stays_with_its_new_bytes() {
-    let (stage, wait_queue) = (Stage::new(WriteFaults::default()), WaitQueue::new());
-    stage.send();
-    let mut grabbed = stage.grab(&wait_queue);
+    let (fixture, wait_queue) = (Fixture::new(WriteFaults::default()), WaitQueue::new());
+    fixture.send();
+    let mut grabbed = fixture.grab(&wait_queue);
     let page = FIRST.plus(3);
     grabbed.front_mut().unwrap().write(page.first_byte() + 5, &[9; 10]).unwrap();
     let ended = grabbed.commit();
     assert_eq!((ended.pages, ended.left), (16, 0));
-    stage.stays();
+    fixture.stays();
     let mut bytes = [0; 10];
-    let held = stage.mapping.try_hold(page).unwrap();
+    let held = fixture.mapping.try_hold(page).unwrap();
     assert_eq!((held.copy_out(page.first_byte() + 5, &mut bytes), bytes), (10, [9; 10]));
 }
 
 #[test]
 fn a_folio_that_was_lent_to_be_stored_to_on_its_way_stays() {
-    let (stage, wait_queue) = (Stage::new(WriteFaults::default()), WaitQueue::new());
-    stage.send();
-    let mut grabbed = stage.grab(&wait_queue);
+    let (fixture, wait_queue) = (Fixture::new(WriteFaults::default()), WaitQueue::new());
+    fixture.send();
+    let mut grabbed = fixture.grab(&wait_queue);
     grabbed.front_mut().unwrap().touch_all();
     drop(grabbed.commit_into_held());
-    stage.stays();
+    fixture.stays();
 }
 
 #[test]
 fn a_folio_that_was_grabbed_on_its_way_and_left_alone_goes() {
-    let (stage, wait_queue) = (Stage::new(WriteFaults::default()), WaitQueue::new());
-    stage.send();
-    drop(stage.grab(&wait_queue));
-    stage.spill.drain();
-    assert_eq!(stage.mapping.backing().spilled_pages(), 16);
-    stage.check();
+    let (fixture, wait_queue) = (Fixture::new(WriteFaults::default()), WaitQueue::new());
+    fixture.send();
+    drop(fixture.grab(&wait_queue));
+    fixture.spill.drain();
+    assert_eq!(fixture.mapping.backing().spilled_pages(), 16);
+    fixture.check();
 }
 
 #[test]
 fn a_folio_that_could_not_be_written_stays() {
-    let stage = Stage::new(WriteFaults { errors: 1000, ..WriteFaults::default() });
-    stage.send();
-    stage.stays();
-    assert_eq!(stage.spill.stats().write_errors, 1);
-    assert!(stage.spill.trouble().unwrap().to_string().contains("cannot be written"));
-    stage.disk.mend();
+    let fixture = Fixture::new(WriteFaults { errors: 1000, ..WriteFaults::default() });
+    fixture.send();
+    fixture.stays();
+    assert_eq!(fixture.spill.stats().write_errors, 1);
+    assert!(fixture.spill.trouble().unwrap().to_string().contains("cannot be written"));
+    fixture.disk.mend();
 }
 
 #[test]
 fn a_folio_that_is_taken_out_on_its_way_leaves_no_slot() {
-    let stage = Stage::new(WriteFaults::default());
-    stage.send();
-    assert_eq!(stage.mapping.remove_range(FIRST..FIRST.plus(16), RemoveFilter::All), 16);
-    assert_eq!(stage.mapping.writeback().detached_pages(), 16, "who cuts the file waits for this");
-    stage.spill.drain();
-    assert_eq!((stage.mapping.writeback().detached_pages(), stage.spill.stats().bytes), (0, 0));
-    assert_eq!(stage.at(), MemoryEntry::Hole { end: FIRST.plus(16) });
-    stage.check();
+    let fixture = Fixture::new(WriteFaults::default());
+    fixture.send();
+    assert_eq!(fixture.mapping.remove_range(FIRST..FIRST.plus(16), RemoveFilter::All), 16);
+    assert_eq!(fixture.mapping.writeback().detached_pages(), 16, "who cuts the file waits for this");
+    fixture.spill.drain();
+    assert_eq!((fixture.mapping.writeback().detached_pages(), fixture.spill.stats().bytes), (0, 0));
+    assert_eq!(fixture.at(), MemoryEntry::Hole { end: FIRST.plus(16) });
+    fixture.check();
 }
 
 #[test]
 fn a_mapping_that_dies_with_a_folio_on_its_way_leaves_no_slot() {
-    let stage = Stage::new(WriteFaults::default());
-    stage.send();
-    let (spill, arena) = (Arc::clone(&stage.spill), Arc::clone(&stage.arena));
-    drop(stage);
+    let fixture = Fixture::new(WriteFaults::default());
+    fixture.send();
+    let (spill, arena) = (Arc::clone(&fixture.spill), Arc::clone(&fixture.arena));
+    drop(fixture);
     spill.drain();
     assert_eq!(spill.stats().bytes, 0);
     spill.check([]).unwrap();
@@ -281,64 +281,64 @@ fn a_mapping_that_dies_with_a_folio_on_its_way_leaves_no_slot() {
 /// G17: an insertion, of one folio or of a run, takes no place of a spilled folio, whatever its size or purpose.
 #[test]
 fn g17_an_insertion_never_takes_the_place_of_spilled_pages() {
-    let stage = Stage::spilled();
+    let fixture = Fixture::spilled();
     for (index, order) in
         [(FIRST, ORDER), (FIRST.plus(5), Order(0)), (PageIndex(0), Order(5)), (FIRST.plus(8), Order(3))]
     {
-        let frame = stage.arena.alloc(order).unwrap();
+        let frame = fixture.arena.alloc(order).unwrap();
         let folio = NewFolio { index, frame, order };
         for purpose in [InsertPurpose::Read, InsertPurpose::Write] {
-            assert_eq!(stage.mapping.add_folio(folio, purpose, LockWait::Wait), AddedFolio::Present);
+            assert_eq!(fixture.mapping.add_folio(folio, purpose, LockWait::Wait), AddedFolio::Present);
         }
         let run = FillRun { index, frame, pages: order.pages() };
         let orders = Orders { min: Order(0), max: Order(0) };
         let before = FIRST.0.saturating_sub(index.0) as u32;
-        let added = stage
+        let added = fixture
             .mapping
             .add_folio_range(run, FolioShape::of(orders), LockWait::Wait, &mut |_, _| {})
             .unwrap();
         assert_eq!(added.pages, before.min(order.pages()), "what comes before it");
         let (left, pages) = (Frame(frame.0 + added.pages), order.pages() - added.pages);
         for page in 0..added.pages {
-            stage.arena.view().own(frame.plus(page)).complete_empty();
+            fixture.arena.view().own(frame.plus(page)).complete_empty();
         }
-        stage.mapping.remove_range(PageIndex(0)..FIRST, RemoveFilter::All);
-        stage.arena.free_run(left, pages);
-        assert_eq!(stage.mapping.backing().spilled_pages(), 16);
+        fixture.mapping.remove_range(PageIndex(0)..FIRST, RemoveFilter::All);
+        fixture.arena.free_run(left, pages);
+        assert_eq!(fixture.mapping.backing().spilled_pages(), 16);
     }
     assert_eq!(
-        stage.mapping.lock().next_gap(FIRST, FIRST.plus(20)),
+        fixture.mapping.lock().next_gap(FIRST, FIRST.plus(20)),
         Some((FIRST.plus(16), 4)),
         "it is no gap"
     );
-    assert_eq!(stage.mapping.seek_memory(PageIndex(0)..FIRST.plus(20), SeekTarget::Data), Some(FIRST));
-    assert_eq!(stage.mapping.remove_range(FIRST..FIRST.plus(16), RemoveFilter::Clean), 0, "and not clean");
-    stage.check();
+    assert_eq!(fixture.mapping.seek_memory(PageIndex(0)..FIRST.plus(20), SeekTarget::Data), Some(FIRST));
+    assert_eq!(fixture.mapping.remove_range(FIRST..FIRST.plus(16), RemoveFilter::Clean), 0, "and not clean");
+    fixture.check();
 }
 
 #[test]
 fn a_value_is_parted_at_an_edge_and_its_slots_go_with_its_pieces() {
-    let stage = Stage::spilled();
+    let fixture = Fixture::spilled();
     let edge = FIRST.plus(5);
-    assert_eq!(stage.mapping.remove_range(edge..FIRST.plus(40), RemoveFilter::All), 0);
-    assert_eq!(stage.mapping.backing().spilled_pages(), 16, "what reaches over an edge stays");
-    let part = |edge| stage.mapping.lock_to_add(PageIndex(0), 512, LockWait::Wait).unwrap().part_at(edge);
+    assert_eq!(fixture.mapping.remove_range(edge..FIRST.plus(40), RemoveFilter::All), 0);
+    assert_eq!(fixture.mapping.backing().spilled_pages(), 16, "what reaches over an edge stays");
+    let part = |edge| fixture.mapping.lock_to_add(PageIndex(0), 512, LockWait::Wait).unwrap().part_at(edge);
     assert_eq!(part(edge), PartOutcome::Done);
     let pieces = [(2, 0), (0, 4), (0, 5), (1, 6), (3, 8)];
-    assert_eq!(stage.mapping.spilled_values(), pieces.map(|(order, slot)| Value::spill(order, slot)));
-    stage.check();
+    assert_eq!(fixture.mapping.spilled_values(), pieces.map(|(order, slot)| Value::spill(order, slot)));
+    fixture.check();
     assert_eq!(part(edge), PartOutcome::Done, "nothing is left to be done");
-    stage.mapping.remove_range(edge..FIRST.plus(40), RemoveFilter::All);
-    assert_eq!((stage.mapping.backing().spilled_pages(), stage.spill.stats().bytes), (5, 5 << 12));
-    stage.check();
+    fixture.mapping.remove_range(edge..FIRST.plus(40), RemoveFilter::All);
+    assert_eq!((fixture.mapping.backing().spilled_pages(), fixture.spill.stats().bytes), (5, 5 << 12));
+    fixture.check();
 }
 
 #[test]
 fn a_part_is_restored_and_the_pages_around_it_stay_spilled() {
-    let stage = Stage::spilled();
-    let values = stage.mapping.lock().spilled_from(FIRST.plus(9)..FIRST.plus(10));
+    let fixture = Fixture::spilled();
+    let values = fixture.mapping.lock().spilled_from(FIRST.plus(9)..FIRST.plus(10));
     assert_eq!(values, [(FIRST, Value::spill(ORDER.0, 0))]);
-    let frame = stage.arena.alloc(Order(2)).unwrap();
+    let frame = fixture.arena.alloc(Order(2)).unwrap();
     let folios: Vec<_> = [(4, 0, 0), (5, 1, 0), (6, 2, 1)]
         .map(|(page, nth, order)| NewFolio {
             index: FIRST.plus(page),
@@ -347,16 +347,16 @@ fn a_part_is_restored_and_the_pages_around_it_stay_spilled() {
         })
         .into();
     let mut held = Vec::new();
-    let lock = || stage.mapping.lock_to_add(FIRST, 16, LockWait::Wait).unwrap();
+    let lock = || fixture.mapping.lock_to_add(FIRST, 16, LockWait::Wait).unwrap();
     assert_eq!(lock().restore(&values, &folios, &mut held), RestoreOutcome::Done);
     assert_eq!(
-        (held.len(), stage.mapping.writeback().dirty_pages().dirty(), stage.mapping.lock().pages()),
+        (held.len(), fixture.mapping.writeback().dirty_pages().dirty(), fixture.mapping.lock().pages()),
         (3, 4, 4)
     );
     let pieces = [(2, 0), (3, 8)];
-    assert_eq!(stage.mapping.spilled_values(), pieces.map(|(order, slot)| Value::spill(order, slot)));
-    assert_eq!(stage.spill.stats().bytes, 12 << 12);
-    stage.spill.check(stage.mapping.spilled_values()).unwrap();
+    assert_eq!(fixture.mapping.spilled_values(), pieces.map(|(order, slot)| Value::spill(order, slot)));
+    assert_eq!(fixture.spill.stats().bytes, 12 << 12);
+    fixture.spill.check(fixture.mapping.spilled_values()).unwrap();
     assert_eq!(
         lock().restore(&values, &folios, &mut held),
         RestoreOutcome::Changed,
@@ -369,32 +369,32 @@ fn a_part_is_restored_and_the_pages_around_it_stay_spilled() {
 /// folio of which a part is read.
 #[test]
 fn a_folio_of_which_a_part_is_read_keeps_all_of_its_slots() {
-    let stage = Stage::spilled();
-    let value = stage.mapping.spilled_values()[0];
-    let shared = stage.spill.begin_share(value, 2..4);
-    stage.mapping.remove_range(FIRST..FIRST.plus(16), RemoveFilter::All);
-    assert_eq!(stage.spill.stats().bytes, 16 << 12, "they are shared");
-    stage.add();
-    stage.send();
-    stage.spill.drain();
-    assert_eq!(stage.mapping.spilled_values(), [Value::spill(ORDER.0, 16)], "other slots");
+    let fixture = Fixture::spilled();
+    let value = fixture.mapping.spilled_values()[0];
+    let shared = fixture.spill.begin_share(value, 2..4);
+    fixture.mapping.remove_range(FIRST..FIRST.plus(16), RemoveFilter::All);
+    assert_eq!(fixture.spill.stats().bytes, 16 << 12, "they are shared");
+    fixture.add();
+    fixture.send();
+    fixture.spill.drain();
+    assert_eq!(fixture.mapping.spilled_values(), [Value::spill(ORDER.0, 16)], "other slots");
     drop(shared);
-    assert_eq!(stage.spill.stats().bytes, 16 << 12, "those of the later folio");
+    assert_eq!(fixture.spill.stats().bytes, 16 << 12, "those of the later folio");
 }
 
 #[test]
 fn slots_truncated_during_a_read_are_not_given_out() {
-    let stage = Stage::spilled();
-    let values = stage.mapping.spilled_values();
-    let reading = stage.spill.begin_read(&values).unwrap();
-    assert!(stage.spill.begin_read(&values).is_err(), "one at a time");
-    stage.mapping.remove_range(FIRST..FIRST.plus(16), RemoveFilter::All);
-    assert_eq!(stage.spill.stats().bytes, 16 << 12, "they are being read");
-    stage.add();
-    stage.send();
-    stage.spill.drain();
-    assert_eq!(stage.mapping.spilled_values(), [Value::spill(ORDER.0, 16)], "other slots");
+    let fixture = Fixture::spilled();
+    let values = fixture.mapping.spilled_values();
+    let reading = fixture.spill.begin_read(&values).unwrap();
+    assert!(fixture.spill.begin_read(&values).is_err(), "one at a time");
+    fixture.mapping.remove_range(FIRST..FIRST.plus(16), RemoveFilter::All);
+    assert_eq!(fixture.spill.stats().bytes, 16 << 12, "they are being read");
+    fixture.add();
+    fixture.send();
+    fixture.spill.drain();
+    assert_eq!(fixture.mapping.spilled_values(), [Value::spill(ORDER.0, 16)], "other slots");
     drop(reading);
-    assert_eq!(stage.spill.stats().bytes, 16 << 12);
-    stage.check();
+    assert_eq!(fixture.spill.stats().bytes, 16 << 12);
+    fixture.check();
 }

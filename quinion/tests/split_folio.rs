@@ -29,7 +29,7 @@ use quinion_testing::content::{page_content, verify};
 
 const FILE: u32 = 3;
 
-struct Rig {
+struct Fixture {
     arena: Arc<Arena>,
     reclaim: Reclaim,
     mapping: Arc<Mapping>,
@@ -39,7 +39,7 @@ fn page(index: u64) -> PageIndex {
     PageIndex(index)
 }
 
-impl Rig {
+impl Fixture {
     fn new() -> Self {
         let arena = Arc::new(Arena::build(ArenaOptions { memory: 24 << 20 }).unwrap());
         let reclaim = Reclaim::new(Arc::clone(&arena), Arc::new(Counters::default()));
@@ -121,205 +121,209 @@ impl Rig {
 
 #[test]
 fn pieces_have_the_state_of_the_whole() {
-    let rig = Rig::new();
-    let frame = rig.add(512, 9, FolioLifetime::Stays);
-    rig.arena.view().referenced(frame).unwrap().store(2, Ordering::Relaxed);
-    rig.dirty(512 + 77);
-    rig.dirty(512 + 100);
-    let (pages, charged) = (rig.mapping.lock().pages(), rig.charged());
-    assert_eq!(rig.mapping.split_at(page(512 + 77)), SplitOutcome::Done);
-    rig.check();
-    assert_eq!((rig.mapping.lock().pages(), rig.charged()), (pages, charged));
+    let fixture = Fixture::new();
+    let frame = fixture.add(512, 9, FolioLifetime::Stays);
+    fixture.arena.view().referenced(frame).unwrap().store(2, Ordering::Relaxed);
+    fixture.dirty(512 + 77);
+    fixture.dirty(512 + 100);
+    let (pages, charged) = (fixture.mapping.lock().pages(), fixture.charged());
+    assert_eq!(fixture.mapping.split_at(page(512 + 77)), SplitOutcome::Done);
+    fixture.check();
+    assert_eq!((fixture.mapping.lock().pages(), fixture.charged()), (pages, charged));
     let orders = [(0, 6), (64, 3), (72, 2), (76, 0), (77, 0), (78, 1), (80, 4), (96, 5), (128, 7), (256, 8)];
     for (first, order) in orders {
         let head = frame.plus(first);
-        assert_eq!(rig.folio(u64::from(512 + first)), Some((u64::from(512 + first), order)));
-        let word = rig.word(head);
+        assert_eq!(fixture.folio(u64::from(512 + first)), Some((u64::from(512 + first), order)));
+        let word = fixture.word(head);
         assert!(word.has(Flags::UPTODATE) && word.has(Flags::STEADY) && word.holds() == 0);
         assert_eq!(word.has(Flags::MARKER), first == 0, "the marker is the first's");
         assert_eq!(word.has(Flags::DIRTY), first == 77 || first == 96);
-        assert_eq!(rig.arena.view().referenced(head).unwrap().load(Ordering::Relaxed), 2);
+        assert_eq!(fixture.arena.view().referenced(head).unwrap().load(Ordering::Relaxed), 2);
     }
     for nth in 0..512 {
-        let held = rig.mapping.try_hold(page(512 + nth)).unwrap();
+        let held = fixture.mapping.try_hold(page(512 + nth)).unwrap();
         let mut bytes = [0; PAGE_SIZE];
         held.copy_out((512 + nth) * 4096, &mut bytes);
         verify(&bytes, FILE, (512 + nth) * 4096).unwrap();
     }
-    assert_eq!(rig.mapping.split_at(page(512 + 77)), SplitOutcome::Done, "and that is all");
-    assert_eq!(rig.mapping.split_at(page(5000)), SplitOutcome::Done, "nobody is there");
-    rig.finish();
+    assert_eq!(fixture.mapping.split_at(page(512 + 77)), SplitOutcome::Done, "and that is all");
+    assert_eq!(fixture.mapping.split_at(page(5000)), SplitOutcome::Done, "nobody is there");
+    fixture.finish();
 }
 
 /// D17: when a flagged folio is split each piece is flagged, and the count of flagged dirty pages stays right.
 #[test]
 fn d17_every_piece_of_a_flagged_folio_is_flagged() {
-    let rig = Rig::new();
-    rig.add(0, 5, FolioLifetime::DropsBehind);
-    rig.dirty(9);
-    rig.dirty(30);
-    assert_eq!(rig.mapping.writeback().dirty_pages().drop_behind(), 2);
-    assert_eq!(rig.mapping.split_at(page(9)), SplitOutcome::Done);
-    assert_eq!(rig.mapping.split_at(page(10)), SplitOutcome::Done);
+    let fixture = Fixture::new();
+    fixture.add(0, 5, FolioLifetime::DropsBehind);
+    fixture.dirty(9);
+    fixture.dirty(30);
+    assert_eq!(fixture.mapping.writeback().dirty_pages().drop_behind(), 2);
+    assert_eq!(fixture.mapping.split_at(page(9)), SplitOutcome::Done);
+    assert_eq!(fixture.mapping.split_at(page(10)), SplitOutcome::Done);
     let mut at = 0;
     while at < 32 {
-        let (first, order) = rig.mapping.index().find_behind(page(at)).expect("it is flagged");
+        let (first, order) = fixture.mapping.index().find_behind(page(at)).expect("it is flagged");
         assert_eq!(first.0, at);
         at += u64::from(order.pages());
     }
-    rig.check();
-    assert_eq!(rig.mapping.writeback().dirty_pages().drop_behind(), 2, "D16: the count is that of the pages");
-    rig.mapping.remove_range(page(9)..page(10), RemoveFilter::All);
-    assert_eq!(rig.mapping.writeback().dirty_pages().drop_behind(), 1);
-    rig.mapping.remove_range(page(0)..page(32), RemoveFilter::All);
-    assert_eq!(rig.mapping.writeback().dirty_pages().drop_behind(), 0);
-    rig.finish();
+    fixture.check();
+    assert_eq!(
+        fixture.mapping.writeback().dirty_pages().drop_behind(),
+        2,
+        "D16: the count is that of the pages"
+    );
+    fixture.mapping.remove_range(page(9)..page(10), RemoveFilter::All);
+    assert_eq!(fixture.mapping.writeback().dirty_pages().drop_behind(), 1);
+    fixture.mapping.remove_range(page(0)..page(32), RemoveFilter::All);
+    assert_eq!(fixture.mapping.writeback().dirty_pages().drop_behind(), 0);
+    fixture.finish();
 }
 
 /// D16: after a split the counter of flagged dirty pages returns to 0 by write-back and by a plain overwrite as well:
 /// each piece takes its own pages out of it.
 #[test]
 fn d16_the_counter_of_flagged_dirty_pages_returns_to_nothing_after_a_split() {
-    type EndsBeingDirty = fn(&Rig);
+    type EndsBeingDirty = fn(&Fixture);
     let ends: [(&str, EndsBeingDirty); 2] = [
-        ("write-back", |rig| {
+        ("write-back", |fixture| {
             let mut runs = Vec::new();
-            rig.mapping.lock().begin_writeback(page(0)..page(32), TakeFilter::Dirty, 100, &mut runs);
+            fixture.mapping.lock().begin_writeback(page(0)..page(32), TakeFilter::Dirty, 100, &mut runs);
             assert_eq!(runs.iter().map(|run| run.pages).sum::<u32>(), 2);
             for run in runs {
-                rig.mapping.lock().end_writeback(run, WritebackOutcome::Written, Millis(9));
+                fixture.mapping.lock().end_writeback(run, WritebackOutcome::Written, Millis(9));
             }
         }),
-        ("a plain overwrite", |rig| {
+        ("a plain overwrite", |fixture| {
             for (at, left) in [(9, 1), (30, 0)] {
-                let held = rig.mapping.try_hold(page(at)).unwrap();
-                rig.mapping.lock().adopt(&held);
-                assert_eq!(rig.mapping.writeback().dirty_pages().drop_behind(), left);
+                let held = fixture.mapping.try_hold(page(at)).unwrap();
+                fixture.mapping.lock().adopt(&held);
+                assert_eq!(fixture.mapping.writeback().dirty_pages().drop_behind(), left);
             }
         }),
     ];
     for (name, end) in ends {
-        let rig = Rig::new();
-        rig.add(0, 5, FolioLifetime::DropsBehind);
-        rig.dirty(9);
-        rig.dirty(30);
-        assert_eq!(rig.mapping.split_at(page(16)), SplitOutcome::Done);
-        assert_eq!(rig.mapping.writeback().dirty_pages().drop_behind(), 2, "{name}");
-        end(&rig);
-        assert_eq!(rig.mapping.writeback().dirty_pages().drop_behind(), 0, "{name}");
-        rig.finish();
+        let fixture = Fixture::new();
+        fixture.add(0, 5, FolioLifetime::DropsBehind);
+        fixture.dirty(9);
+        fixture.dirty(30);
+        assert_eq!(fixture.mapping.split_at(page(16)), SplitOutcome::Done);
+        assert_eq!(fixture.mapping.writeback().dirty_pages().drop_behind(), 2, "{name}");
+        end(&fixture);
+        assert_eq!(fixture.mapping.writeback().dirty_pages().drop_behind(), 0, "{name}");
+        fixture.finish();
     }
 }
 
 #[test]
 fn a_reader_of_a_folio_that_is_split_meanwhile_reads_anew() {
-    let rig = Rig::new();
-    let frame = rig.add(16, 4, FolioLifetime::Stays);
-    let descriptor = rig.arena.view().own(frame);
+    let fixture = Fixture::new();
+    let frame = fixture.add(16, 4, FolioLifetime::Stays);
+    let descriptor = fixture.arena.view().own(frame);
     let (early, late) = (
         descriptor.begin_read(MappingId(1), page(16)).unwrap(),
         descriptor.begin_read(MappingId(1), page(31)).unwrap(),
     );
-    assert_eq!(rig.mapping.split_at(page(20)), SplitOutcome::Done);
+    assert_eq!(fixture.mapping.split_at(page(20)), SplitOutcome::Done);
     assert!(!descriptor.end_read(early) && !descriptor.end_read(late));
     assert_eq!(descriptor.begin_read(MappingId(1), page(31)).unwrap_err(), NotReady::Mismatch);
     let stamp = descriptor.begin_read(MappingId(1), page(19)).unwrap();
     assert!(descriptor.end_read(stamp));
     // A stale victim of the reclaimer's is not taken for a piece, written or not.
     let sequence = descriptor.word().sequence();
-    rig.mapping.try_hold(page(16)).unwrap().writer().unwrap();
+    fixture.mapping.try_hold(page(16)).unwrap().writer().unwrap();
     assert!(descriptor.word().is_still(sequence) && descriptor.word().is_written());
-    assert_eq!(rig.mapping.split_at(page(18)), SplitOutcome::Done);
+    assert_eq!(fixture.mapping.split_at(page(18)), SplitOutcome::Done);
     assert!(!descriptor.word().is_still(sequence) && !descriptor.word().is_still(sequence + 2));
     assert!(descriptor.word().is_written(), "what was written stays so");
-    rig.finish();
+    fixture.finish();
 }
 
 #[test]
 fn a_folio_held_pinned_filled_written_or_unlisted_is_not_split() {
-    let rig = Rig::new();
-    rig.add(0, 3, FolioLifetime::Stays);
-    let held = rig.mapping.try_hold(page(1)).unwrap();
-    assert_eq!(rig.mapping.split_at(page(4)), SplitOutcome::Busy);
+    let fixture = Fixture::new();
+    fixture.add(0, 3, FolioLifetime::Stays);
+    let held = fixture.mapping.try_hold(page(1)).unwrap();
+    assert_eq!(fixture.mapping.split_at(page(4)), SplitOutcome::Busy);
     let (pinned, _) = held.into_pin();
-    assert_eq!(rig.mapping.split_at(page(4)), SplitOutcome::Busy);
-    assert_eq!(rig.mapping.first_pinned(page(7)..page(9)), Some(page(0)));
-    unpin(&rig.arena, pinned);
-    assert_eq!(rig.mapping.first_pinned(page(0)..page(100)), None);
+    assert_eq!(fixture.mapping.split_at(page(4)), SplitOutcome::Busy);
+    assert_eq!(fixture.mapping.first_pinned(page(7)..page(9)), Some(page(0)));
+    unpin(&fixture.arena, pinned);
+    assert_eq!(fixture.mapping.first_pinned(page(0)..page(100)), None);
     // Under write-back.
-    rig.dirty(6);
+    fixture.dirty(6);
     let mut runs = Vec::new();
-    rig.mapping.lock().begin_writeback(page(0)..page(8), TakeFilter::Dirty, 100, &mut runs);
-    assert_eq!(rig.mapping.split_at(page(4)), SplitOutcome::Busy);
-    assert!(matches!(rig.mapping.find_in_flight(page(0)..page(8)), InFlightFolio::Folio(_)));
-    rig.mapping.lock().end_writeback(runs[0], WritebackOutcome::Written, Millis(9));
-    assert_eq!(rig.mapping.split_at(page(4)), SplitOutcome::Done);
+    fixture.mapping.lock().begin_writeback(page(0)..page(8), TakeFilter::Dirty, 100, &mut runs);
+    assert_eq!(fixture.mapping.split_at(page(4)), SplitOutcome::Busy);
+    assert!(matches!(fixture.mapping.find_in_flight(page(0)..page(8)), InFlightFolio::Folio(_)));
+    fixture.mapping.lock().end_writeback(runs[0], WritebackOutcome::Written, Millis(9));
+    assert_eq!(fixture.mapping.split_at(page(4)), SplitOutcome::Done);
     // Being filled.
-    let frame = rig.add_filling(8, 3, FolioLifetime::Stays);
-    assert_eq!(rig.mapping.split_at(page(9)), SplitOutcome::Busy);
-    assert!(matches!(rig.mapping.find_in_flight(page(0)..page(16)), InFlightFolio::Folio(_)));
-    rig.arena.view().own(frame).complete();
-    assert!(matches!(rig.mapping.find_in_flight(page(0)..page(16)), InFlightFolio::None(PageIndex(16))));
+    let frame = fixture.add_filling(8, 3, FolioLifetime::Stays);
+    assert_eq!(fixture.mapping.split_at(page(9)), SplitOutcome::Busy);
+    assert!(matches!(fixture.mapping.find_in_flight(page(0)..page(16)), InFlightFolio::Folio(_)));
+    fixture.arena.view().own(frame).complete();
+    assert!(matches!(fixture.mapping.find_in_flight(page(0)..page(16)), InFlightFolio::None(PageIndex(16))));
     // Popped by the reclaimer, who has yet to evict it.
     {
-        let mut reservation = rig.reclaim.lists().empty_reservation(PoolNumber::DEFAULT);
+        let mut reservation = fixture.reclaim.lists().empty_reservation(PoolNumber::DEFAULT);
         let popped: Vec<_> = (0..4)
-            .filter_map(|ring| rig.reclaim.lists().lock().pop(ring, &mut reservation).map(|_| ring))
+            .filter_map(|ring| fixture.reclaim.lists().lock().pop(ring, &mut reservation).map(|_| ring))
             .collect();
         assert!(!popped.is_empty());
     }
-    rig.mapping.lock().remove_all();
-    rig.finish();
+    fixture.mapping.lock().remove_all();
+    fixture.finish();
 }
 
 #[test]
 fn a_detached_folio_leaves_copies_of_its_dirty_and_wanted_pages() {
     for unit in [0, 2] {
-        let rig = Rig::new();
-        let frame = rig.add(64, 5, FolioLifetime::Stays);
-        [65, 70, 71, 90].into_iter().for_each(|index| rig.dirty(index));
-        let held = rig.mapping.try_hold(page(64)).unwrap();
-        let copied = rig.mapping.detach_copy(&held, page(88)..page(96), Order(unit));
+        let fixture = Fixture::new();
+        let frame = fixture.add(64, 5, FolioLifetime::Stays);
+        [65, 70, 71, 90].into_iter().for_each(|index| fixture.dirty(index));
+        let held = fixture.mapping.try_hold(page(64)).unwrap();
+        let copied = fixture.mapping.detach_copy(&held, page(88)..page(96), Order(unit));
         let pages = if unit == 0 { 3 } else { 8 };
         assert_eq!(copied, DetachOutcome::Done { pages });
-        assert_eq!(rig.mapping.detach_copy(&held, page(0)..page(0), Order(unit)), DetachOutcome::Removed);
-        rig.check();
-        assert_eq!(rig.mapping.writeback().dirty_pages().dirty(), 3);
+        assert_eq!(fixture.mapping.detach_copy(&held, page(0)..page(0), Order(unit)), DetachOutcome::Removed);
+        fixture.check();
+        assert_eq!(fixture.mapping.writeback().dirty_pages().dirty(), 3);
         for index in [65, 70, 71] {
-            let copy = rig.mapping.try_hold(page(index)).unwrap();
+            let copy = fixture.mapping.try_hold(page(index)).unwrap();
             assert!(copy.frame() != frame && copy.order() == Order(unit));
-            assert!(rig.mapping.is_dirty(&copy, page(index)..page(index + 1)));
+            assert!(fixture.mapping.is_dirty(&copy, page(index)..page(index + 1)));
             let mut bytes = [0; PAGE_SIZE];
             copy.copy_out(index * 4096, &mut bytes);
             verify(&bytes, FILE, index * 4096).unwrap();
         }
-        assert_eq!(rig.folio(90), None);
+        assert_eq!(fixture.folio(90), None);
         let mut bytes = vec![0; 32 * PAGE_SIZE];
         held.copy_out(64 * 4096, &mut bytes);
         verify(&bytes, FILE, 64 * 4096).unwrap();
         drop(held);
-        rig.finish();
+        fixture.finish();
     }
 }
 
 #[test]
 fn clean_pages_go_and_dirty_ones_stay_when_only_clean_pages_are_removed() {
-    let rig = Rig::new();
-    rig.add(0, 4, FolioLifetime::Stays);
-    rig.add(16, 2, FolioLifetime::Stays);
-    [3, 4, 9, 16].into_iter().for_each(|index| rig.dirty(index));
+    let fixture = Fixture::new();
+    fixture.add(0, 4, FolioLifetime::Stays);
+    fixture.add(16, 2, FolioLifetime::Stays);
+    [3, 4, 9, 16].into_iter().for_each(|index| fixture.dirty(index));
     let mut edges = Vec::new();
     let mut at = 0;
-    while let Some(edge) = { rig.mapping.lock().next_mixed(page(at)..page(20)) } {
-        assert_eq!(rig.mapping.split_at(edge), SplitOutcome::Done);
+    while let Some(edge) = { fixture.mapping.lock().next_mixed(page(at)..page(20)) } {
+        assert_eq!(fixture.mapping.split_at(edge), SplitOutcome::Done);
         edges.push(edge.0);
         at = edge.0.max(at + 1);
     }
     assert_eq!(edges, [3, 5, 9, 17]);
-    assert_eq!(rig.mapping.remove_range(page(0)..page(20), RemoveFilter::Clean), 16);
-    let left: Vec<u64> = (0..20).filter(|&index| rig.folio(index).is_some()).collect();
+    assert_eq!(fixture.mapping.remove_range(page(0)..page(20), RemoveFilter::Clean), 16);
+    let left: Vec<u64> = (0..20).filter(|&index| fixture.folio(index).is_some()).collect();
     assert_eq!(left, [3, 4, 9, 16]);
-    rig.finish();
+    fixture.finish();
 }
 
 proptest! {
@@ -331,28 +335,28 @@ proptest! {
         dirty in proptest::collection::vec(0..2048u64, 0..60),
         steps in proptest::collection::vec((0..2048u64, 0..200u64, 0..4u8), 1..25),
     ) {
-        let rig = Rig::new();
+        let fixture = Fixture::new();
         let (mut pages, mut at) = (BTreeSet::new(), 0u64);
         for (order, behind) in orders {
             at = page(at).align_up(Order(order)).0;
-            rig.add(at, order, if behind { FolioLifetime::DropsBehind } else { FolioLifetime::Stays });
+            fixture.add(at, order, if behind { FolioLifetime::DropsBehind } else { FolioLifetime::Stays });
             pages.extend(at..at + (1 << order));
             at += 1 << order;
         }
         let mut dirty: BTreeSet<u64> = dirty.into_iter().filter(|index| pages.contains(index)).collect();
-        dirty.iter().for_each(|&index| rig.dirty(index));
+        dirty.iter().for_each(|&index| fixture.dirty(index));
         for (from, len, what) in steps {
             let end = from + len;
             match what {
                 0 | 1 => {
-                    prop_assert_eq!(rig.mapping.split_at(page(from)), SplitOutcome::Done);
-                    prop_assert!(rig.folio(from).is_none_or(|(first, _)| first == from));
+                    prop_assert_eq!(fixture.mapping.split_at(page(from)), SplitOutcome::Done);
+                    prop_assert!(fixture.folio(from).is_none_or(|(first, _)| first == from));
                 }
                 _ => {
-                    prop_assert_eq!(rig.mapping.split_at(page(from)), SplitOutcome::Done);
-                    prop_assert_eq!(rig.mapping.split_at(page(end)), SplitOutcome::Done);
+                    prop_assert_eq!(fixture.mapping.split_at(page(from)), SplitOutcome::Done);
+                    prop_assert_eq!(fixture.mapping.split_at(page(end)), SplitOutcome::Done);
                     let gone: Vec<u64> = pages.range(from..end).copied().collect();
-                    let removed = rig.mapping.remove_range(page(from)..page(end), RemoveFilter::All);
+                    let removed = fixture.mapping.remove_range(page(from)..page(end), RemoveFilter::All);
                     prop_assert_eq!(removed, gone.len() as u64);
                     for index in gone {
                         pages.remove(&index);
@@ -360,21 +364,21 @@ proptest! {
                     }
                 }
             }
-            rig.check();
-            prop_assert_eq!(rig.mapping.lock().pages(), pages.len() as u64);
-            prop_assert_eq!(rig.charged(), pages.len() as u64);
-            prop_assert_eq!(rig.mapping.writeback().dirty_pages().dirty(), dirty.len() as u64);
+            fixture.check();
+            prop_assert_eq!(fixture.mapping.lock().pages(), pages.len() as u64);
+            prop_assert_eq!(fixture.charged(), pages.len() as u64);
+            prop_assert_eq!(fixture.mapping.writeback().dirty_pages().dirty(), dirty.len() as u64);
         }
         for index in 0..at {
-            let held = rig.mapping.try_hold(page(index)).ok();
+            let held = fixture.mapping.try_hold(page(index)).ok();
             prop_assert_eq!(held.is_some(), pages.contains(&index));
             if let Some(held) = held {
                 let mut bytes = [0; PAGE_SIZE];
                 held.copy_out(index * 4096, &mut bytes);
                 prop_assert!(verify(&bytes, FILE, index * 4096).is_ok());
-                prop_assert_eq!(rig.mapping.is_dirty(&held, page(index)..page(index + 1)), dirty.contains(&index));
+                prop_assert_eq!(fixture.mapping.is_dirty(&held, page(index)..page(index + 1)), dirty.contains(&index));
             }
         }
-        rig.finish();
+        fixture.finish();
     }
 }

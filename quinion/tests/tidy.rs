@@ -1109,7 +1109,7 @@ fn documentation_opens_with_its_subject() {
     expect_tidy(sources.iter().flat_map(complaints).collect());
 }
 
-/// The benchmark's experiments and the tests' doubles have names of their own kind again and again: `Reader`, `Stage`.
+/// The benchmark's experiments and the tests' doubles have names of their own kind again and again: `Reader`, `Load`.
 #[test]
 fn types_have_one_name_each() {
     let product = PACKAGES.iter().filter(|package| !["bench/src/", "testing/src/"].contains(&package.root));

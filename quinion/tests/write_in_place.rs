@@ -28,30 +28,30 @@ use quinion::internals::filemap::{
 use quinion::internals::folio::{WriteOutcome, unpin};
 use quinion::internals::units::{PAGE_SIZE, PageIndex};
 use quinion_testing::content::{Dice, LINE, fill_content, generations, page_content, verify};
-use quinion_testing::stages::batch::{FILE, Stage, State};
+use quinion_testing::fixtures::batch::{BatchFixture, FILE, State};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
 /// The result of a reader without holds.
-fn hit(stage: &Stage, view: &View, position: u64, to: &mut [u8]) -> Hits {
-    let (cell, id) = (stage.mapping.index().cell(), stage.mapping.id());
+fn hit(fixture: &BatchFixture, view: &View, position: u64, to: &mut [u8]) -> Hits {
+    let (cell, id) = (fixture.mapping.index().cell(), fixture.mapping.id());
     read_hits_into(FileView { view, cell, id }, position, to, |_, _| ())
 }
 
-fn hit_pages(stage: &Stage, page: u64, pages: usize) -> (usize, HitStop) {
+fn hit_pages(fixture: &BatchFixture, page: u64, pages: usize) -> (usize, HitStop) {
     let mut bytes = vec![0; pages * PAGE_SIZE];
-    let hits = hit(stage, stage.arena.view(), page * PAGE, &mut bytes);
+    let hits = hit(fixture, fixture.arena.view(), page * PAGE, &mut bytes);
     verify(&bytes[..hits.bytes], FILE, page * PAGE).unwrap();
     (hits.bytes / PAGE_SIZE, hits.stopped)
 }
 
-fn group(stage: &Stage, pages: &[u64]) -> Vec<u64> {
+fn group(fixture: &BatchFixture, pages: &[u64]) -> Vec<u64> {
     let mut buffers = vec![[0u8; PAGE_SIZE]; pages.len()];
-    let (cell, id) = (stage.mapping.index().cell(), stage.mapping.id());
+    let (cell, id) = (fixture.mapping.index().cell(), fixture.mapping.id());
     let wanted = buffers.iter_mut().zip(pages);
     let mut wanted: Vec<_> =
         wanted.map(|(buffer, page)| BatchedRead::new(cell, id, page * PAGE, buffer)).collect();
-    let served = read_group(stage.arena.view(), &mut wanted, |_, _| ());
+    let served = read_group(fixture.arena.view(), &mut wanted, |_, _| ());
     drop(wanted);
     let got = pages.iter().zip(&buffers).enumerate().filter(|(nth, _)| served.has(*nth));
     got.map(|(_, (&page, buffer))| {
@@ -61,16 +61,16 @@ fn group(stage: &Stage, pages: &[u64]) -> Vec<u64> {
     .collect()
 }
 
-fn write(stage: &Stage, page: u64, pages: usize, generation: u32) -> WriteOutcome {
+fn write(fixture: &BatchFixture, page: u64, pages: usize, generation: u32) -> WriteOutcome {
     let mut content = vec![0; pages * PAGE_SIZE];
     fill_content(&mut content, FILE, page * PAGE, generation);
-    let held = stage.mapping.try_hold(PageIndex(page)).unwrap();
+    let held = fixture.mapping.try_hold(PageIndex(page)).unwrap();
     held.writer().unwrap().write(page * PAGE, &content)
 }
 
 /// As `write`, a line at a time, so that the writer is in each page for long.
-fn write_slowly(stage: &Stage, page: u64, pages: usize, generation: u32) -> WriteOutcome {
-    let held = stage.mapping.try_hold(PageIndex(page)).unwrap();
+fn write_slowly(fixture: &BatchFixture, page: u64, pages: usize, generation: u32) -> WriteOutcome {
+    let held = fixture.mapping.try_hold(PageIndex(page)).unwrap();
     for nth in 0..pages {
         let index = page + nth as u64;
         match held.writer().unwrap().page((index - held.first().0) as u32) {
@@ -85,9 +85,9 @@ fn write_slowly(stage: &Stage, page: u64, pages: usize, generation: u32) -> Writ
     all(pages * PAGE_SIZE)
 }
 
-fn generation(stage: &Stage, page: u64) -> u32 {
+fn generation(fixture: &BatchFixture, page: u64) -> u32 {
     let mut bytes = [0; PAGE_SIZE];
-    assert_eq!(hit(stage, stage.arena.view(), page * PAGE, &mut bytes).stopped, HitStop::Full);
+    assert_eq!(hit(fixture, fixture.arena.view(), page * PAGE, &mut bytes).stopped, HitStop::Full);
     *generations(&bytes, FILE, page * PAGE).unwrap().unwrap().start()
 }
 
@@ -99,88 +99,88 @@ fn all(bytes: usize) -> WriteOutcome {
 
 #[test]
 fn written_bytes_are_read_by_all_readers() {
-    let stage = Stage::new();
-    stage.add(0, 4, State::Ready);
-    assert_eq!(write(&stage, 3, 2, 7), all(2 * PAGE_SIZE));
-    assert_eq!([2, 3, 4, 5].map(|page| generation(&stage, page)), [1, 7, 7, 1]);
-    assert_eq!(hit_pages(&stage, 0, 16), (16, HitStop::Full));
-    assert_eq!(group(&stage, &[0, 3, 4, 15]), [0, 3, 4, 15]);
-    let (_, batch) = stage.batch(0, 15);
+    let fixture = BatchFixture::new();
+    fixture.add(0, 4, State::Ready);
+    assert_eq!(write(&fixture, 3, 2, 7), all(2 * PAGE_SIZE));
+    assert_eq!([2, 3, 4, 5].map(|page| generation(&fixture, page)), [1, 7, 7, 1]);
+    assert_eq!(hit_pages(&fixture, 0, 16), (16, HitStop::Full));
+    assert_eq!(group(&fixture, &[0, 3, 4, 15]), [0, 3, 4, 15]);
+    let (_, batch) = fixture.batch(0, 15);
     let mut bytes = vec![0; 16 * PAGE_SIZE];
     assert_eq!(batch.last().unwrap().copy_out(0, &mut bytes), bytes.len());
     assert_eq!(generations(&bytes, FILE, 0), Ok(Some(1..=7)));
     drop(batch);
-    stage.check();
+    fixture.check();
 }
 
 /// The first write steps the folio's sequence; an earlier holder is not told that it has left.
 #[test]
 fn a_holder_sees_its_folio_written_and_still_there() {
-    let stage = Stage::new();
-    let frame = stage.add(0, 1, State::Filling);
-    let held = stage.mapping.try_hold(PageIndex(0)).unwrap();
+    let fixture = BatchFixture::new();
+    let frame = fixture.add(0, 1, State::Filling);
+    let held = fixture.mapping.try_hold(PageIndex(0)).unwrap();
     assert_eq!(held.writer().unwrap_err(), WriteRefused::Filling);
-    stage.complete(frame);
-    assert_eq!(write(&stage, 0, 1, 2), all(PAGE_SIZE));
+    fixture.complete(frame);
+    assert_eq!(write(&fixture, 0, 1, 2), all(PAGE_SIZE));
     assert_eq!(held.is_readable(), ReadableState::Yes);
-    stage.let_all_go();
+    fixture.let_all_go();
     assert_eq!(held.is_readable(), ReadableState::Never);
     assert_eq!(held.writer().unwrap_err(), WriteRefused::Left);
     let mut bytes = [0; 2 * PAGE_SIZE];
     assert_eq!(held.copy_out(0, &mut bytes), bytes.len(), "its bytes are kept all the same");
     assert_eq!(generations(&bytes, FILE, 0), Ok(Some(1..=2)));
     drop(held);
-    stage.check();
+    fixture.check();
 }
 
 /// The frames of a written folio head another one: that is steady, whatever the sequences of its pages are.
 #[test]
 fn the_next_folio_of_the_frames_is_steady() {
-    let stage = Stage::new();
-    let first = stage.add(0, 0, State::Ready);
-    assert_eq!(write(&stage, 0, 1, 2), all(PAGE_SIZE));
-    assert!(stage.arena.view().own(first).word().is_written());
-    assert!(stage.evict(0, first));
-    let next = stage.add(5, 0, State::Ready);
+    let fixture = BatchFixture::new();
+    let first = fixture.add(0, 0, State::Ready);
+    assert_eq!(write(&fixture, 0, 1, 2), all(PAGE_SIZE));
+    assert!(fixture.arena.view().own(first).word().is_written());
+    assert!(fixture.evict(0, first));
+    let next = fixture.add(5, 0, State::Ready);
     assert_eq!(next, first, "what was freed last is given first");
-    assert!(!stage.arena.view().own(next).word().is_written());
-    assert_eq!(generation(&stage, 5), 1);
+    assert!(!fixture.arena.view().own(next).word().is_written());
+    assert_eq!(generation(&fixture, 5), 1);
 }
 
 #[test]
 fn a_pinned_folio_is_not_written() {
-    let stage = Stage::new();
-    stage.add(0, 2, State::Ready);
-    assert_eq!(write(&stage, 0, 1, 2), all(PAGE_SIZE));
-    let (frame, _) = stage.mapping.try_hold(PageIndex(3)).unwrap().into_pin();
+    let fixture = BatchFixture::new();
+    fixture.add(0, 2, State::Ready);
+    assert_eq!(write(&fixture, 0, 1, 2), all(PAGE_SIZE));
+    let (frame, _) = fixture.mapping.try_hold(PageIndex(3)).unwrap().into_pin();
     let pinned = WriteOutcome { bytes: 0, refused: Some(WriteRefused::Pinned) };
-    assert_eq!(write(&stage, 0, 4, 3), pinned);
-    let held = stage.mapping.try_hold(PageIndex(0)).unwrap();
+    assert_eq!(write(&fixture, 0, 4, 3), pinned);
+    let held = fixture.mapping.try_hold(PageIndex(0)).unwrap();
     assert_eq!(held.writer().unwrap().zero(PAGE, 10), pinned);
     assert_eq!(held.writer().unwrap().page(1).unwrap_err(), WriteRefused::Pinned);
     drop(held);
-    assert_eq!([0, 1, 2, 3].map(|page| generation(&stage, page)), [2, 1, 1, 1]);
-    unpin(&stage.arena, frame);
-    assert_eq!(write(&stage, 0, 4, 3), all(4 * PAGE_SIZE));
-    assert_eq!([0, 1, 2, 3].map(|page| generation(&stage, page)), [3; 4]);
+    assert_eq!([0, 1, 2, 3].map(|page| generation(&fixture, page)), [2, 1, 1, 1]);
+    unpin(&fixture.arena, frame);
+    assert_eq!(write(&fixture, 0, 4, 3), all(4 * PAGE_SIZE));
+    assert_eq!([0, 1, 2, 3].map(|page| generation(&fixture, page)), [3; 4]);
 }
 
 // ---- a writer that is stopped ---------------------------------------------------------------------------------
 
-fn copy_three(stage: &Stage) {
-    let held = stage.mapping.try_hold(PageIndex(4)).unwrap();
+fn copy_three(fixture: &BatchFixture) {
+    let held = fixture.mapping.try_hold(PageIndex(4)).unwrap();
     let mut bytes = vec![0; 3 * PAGE_SIZE];
     assert_eq!(held.copy_out(4 * PAGE, &mut bytes), bytes.len());
     verify(&bytes, FILE, 4 * PAGE).unwrap();
 }
 
-fn pin_and_check(stage: &Stage) {
-    let held = stage.mapping.try_hold(PageIndex(0)).unwrap();
+fn pin_and_check(fixture: &BatchFixture) {
+    let held = fixture.mapping.try_hold(PageIndex(0)).unwrap();
     let (address, len) = (held.bytes(), held.order().bytes());
     let (frame, _) = held.into_pin();
     // SAFETY: pinned bytes are kept and not changed.
     let lent = unsafe { std::slice::from_raw_parts(address, len) }.to_vec();
-    unpin(&stage.arena, frame);
+    unpin(&fixture.arena, frame);
     verify(&lent, FILE, 0).unwrap();
 }
 
@@ -188,43 +188,43 @@ fn pin_and_check(stage: &Stage) {
 /// others; one with locks waits, and gets the page whole.
 #[test]
 fn a_stopped_writer_stops_only_threads_that_want_its_page() {
-    let stage = Stage::new();
-    stage.add(0, 4, State::Ready);
-    let held = stage.mapping.try_hold(PageIndex(0)).unwrap();
+    let fixture = BatchFixture::new();
+    fixture.add(0, 4, State::Ready);
+    let held = fixture.mapping.try_hold(PageIndex(0)).unwrap();
     let content = page_content(FILE, 5, 2);
     let mut page = held.writer().unwrap().page(5).unwrap();
     page.copy_in(0, &content[..2048]);
 
-    assert_eq!(hit_pages(&stage, 5, 1), (0, HitStop::Writing));
-    assert_eq!(hit_pages(&stage, 5, 4), (0, HitStop::Writing));
-    assert_eq!(hit_pages(&stage, 0, 16), (5, HitStop::Writing));
-    assert_eq!(hit_pages(&stage, 6, 10), (10, HitStop::Full));
+    assert_eq!(hit_pages(&fixture, 5, 1), (0, HitStop::Writing));
+    assert_eq!(hit_pages(&fixture, 5, 4), (0, HitStop::Writing));
+    assert_eq!(hit_pages(&fixture, 0, 16), (5, HitStop::Writing));
+    assert_eq!(hit_pages(&fixture, 6, 10), (10, HitStop::Full));
     let mut part = [0; 100];
-    assert_eq!(hit(&stage, stage.arena.view(), 5 * PAGE + 4000, &mut part).stopped, HitStop::Writing);
-    assert_eq!(group(&stage, &[4, 5, 6]), [4, 6]);
+    assert_eq!(hit(&fixture, fixture.arena.view(), 5 * PAGE + 4000, &mut part).stopped, HitStop::Writing);
+    assert_eq!(group(&fixture, &[4, 5, 6]), [4, 6]);
 
     let (done, told) = mpsc::channel();
     thread::scope(|scope| {
-        let stage = &stage;
+        let fixture = &fixture;
         let (copied, pinned, wrote, other) = (done.clone(), done.clone(), done.clone(), done);
         scope.spawn(move || {
-            copy_three(stage);
+            copy_three(fixture);
             copied.send("copied").unwrap();
         });
         scope.spawn(move || {
-            pin_and_check(stage);
+            pin_and_check(fixture);
             pinned.send("pinned").unwrap();
         });
         scope.spawn(move || {
             // A pin may exist when its turn comes.
-            while write(stage, 5, 1, 3) != all(PAGE_SIZE) {
+            while write(fixture, 5, 1, 3) != all(PAGE_SIZE) {
                 thread::yield_now();
             }
             wrote.send("wrote").unwrap();
         });
         scope.spawn(move || {
             // A write of another page: the pin may refuse it, but it never waits.
-            write(stage, 9, 1, 3);
+            write(fixture, 9, 1, 3);
             other.send("other").unwrap();
         });
         assert_eq!(told.recv().unwrap(), "other", "the others wait for the page");
@@ -237,15 +237,15 @@ fn a_stopped_writer_stops_only_threads_that_want_its_page() {
         rest.sort_unstable();
         assert_eq!(rest, ["copied", "pinned", "wrote"]);
     });
-    assert_eq!(generation(&stage, 5), 3);
+    assert_eq!(generation(&fixture, 5), 3);
     drop(held);
-    stage.check();
+    fixture.check();
 }
 
 /// A second mapping of the arena, as another process has it: read-only.
-fn other_view(stage: &Stage) -> View {
+fn other_view(fixture: &BatchFixture) -> View {
     use rustix::mm::{MapFlags, ProtFlags, mmap};
-    let file = stage.arena.arena_fd();
+    let file = fixture.arena.arena_fd();
     let bytes = rustix::fs::fstat(file).unwrap().st_size as usize;
     // SAFETY: a new mapping at an address of the kernel's choice; it is never unmapped.
     let base =
@@ -256,50 +256,50 @@ fn other_view(stage: &Stage) -> View {
 
 #[test]
 fn a_viewer_sees_the_writer_by_the_same_table() {
-    let stage = Stage::new();
-    stage.add(0, 3, State::Ready);
-    let view = other_view(&stage);
-    let held = stage.mapping.try_hold(PageIndex(0)).unwrap();
+    let fixture = BatchFixture::new();
+    fixture.add(0, 3, State::Ready);
+    let view = other_view(&fixture);
+    let held = fixture.mapping.try_hold(PageIndex(0)).unwrap();
     let writer = held.writer().unwrap();
     let page = writer.page(2).unwrap();
     let mut bytes = [0; PAGE_SIZE];
-    assert_eq!(hit(&stage, &view, 2 * PAGE, &mut bytes).stopped, HitStop::Writing);
-    assert_eq!(hit(&stage, &view, 3 * PAGE, &mut bytes).stopped, HitStop::Full);
+    assert_eq!(hit(&fixture, &view, 2 * PAGE, &mut bytes).stopped, HitStop::Writing);
+    assert_eq!(hit(&fixture, &view, 3 * PAGE, &mut bytes).stopped, HitStop::Full);
     drop(page);
     assert_eq!(writer.write(2 * PAGE, &page_content(FILE, 2, 6)), all(PAGE_SIZE));
-    assert_eq!(hit(&stage, &view, 2 * PAGE, &mut bytes).stopped, HitStop::Full);
+    assert_eq!(hit(&fixture, &view, 2 * PAGE, &mut bytes).stopped, HitStop::Full);
     assert_eq!(bytes, page_content(FILE, 2, 6));
 }
 
 /// A folio is filled and written at once, over and over, while a reader copies all of it: if it found the folio
 /// steady, it must notice the first writer.
-fn first_writes(read: impl Fn(&Stage, &mut [u8]) -> usize + Sync) {
-    let stage = Stage::new();
-    let mut frame = stage.add(0, 4, State::Ready);
+fn first_writes(read: impl Fn(&BatchFixture, &mut [u8]) -> usize + Sync) {
+    let fixture = BatchFixture::new();
+    let mut frame = fixture.add(0, 4, State::Ready);
     let stop = AtomicBool::new(false);
     thread::scope(|threads| {
         let _stop = StopAtEnd(&stop);
-        let (stage, stop, read) = (&stage, &stop, &read);
+        let (fixture, stop, read) = (&fixture, &stop, &read);
         let reader = threads.spawn(move || {
             let mut bytes = vec![0; 16 * PAGE_SIZE];
             while !stop.load(Ordering::Relaxed) {
-                let done = read(stage, &mut bytes);
+                let done = read(fixture, &mut bytes);
                 verify(&bytes[..done], FILE, 0).unwrap();
                 thread::yield_now(); // and hold nothing meanwhile
             }
         });
         for generation in 1..3_000 {
-            write_slowly(stage, dice_page(generation), 1, generation * 2);
-            while !stage.evict(0, frame) && !reader.is_finished() {
+            write_slowly(fixture, dice_page(generation), 1, generation * 2);
+            while !fixture.evict(0, frame) && !reader.is_finished() {
                 thread::yield_now();
             }
             if reader.is_finished() {
                 break;
             }
-            frame = stage.add_generation(0, 4, generation * 2 + 1).unwrap();
+            frame = fixture.add_generation(0, 4, generation * 2 + 1).unwrap();
         }
     });
-    stage.check();
+    fixture.check();
 }
 
 fn dice_page(generation: u32) -> u64 {
@@ -308,12 +308,12 @@ fn dice_page(generation: u32) -> u64 {
 
 #[test]
 fn a_reader_that_found_a_folio_steady_notices_its_first_writer() {
-    first_writes(|stage, bytes| hit(stage, stage.arena.view(), 0, bytes).bytes);
+    first_writes(|fixture, bytes| hit(fixture, fixture.arena.view(), 0, bytes).bytes);
 }
 
 #[test]
 fn a_holder_of_a_steady_folio_notices_its_first_writer() {
-    first_writes(|stage, bytes| match stage.mapping.try_hold(PageIndex(0)) {
+    first_writes(|fixture, bytes| match fixture.mapping.try_hold(PageIndex(0)) {
         Ok(held) if held.is_readable() == ReadableState::Yes => held.copy_out(0, bytes),
         _ => 0,
     });
@@ -352,12 +352,12 @@ proptest! {
 
     #[test]
     fn a_folio_is_the_bytes_that_were_written_to_it(ops in prop::collection::vec(op(), 1..40)) {
-        let stage = Stage::new();
-        stage.add(8, 3, State::Ready);
+        let fixture = BatchFixture::new();
+        fixture.add(8, 3, State::Ready);
         let start = 8 * PAGE;
         let mut twin = vec![0; TWIN_BYTES];
         fill_content(&mut twin, FILE, start, 1);
-        let held = stage.mapping.try_hold(PageIndex(8)).unwrap();
+        let held = fixture.mapping.try_hold(PageIndex(8)).unwrap();
         for op in ops {
             match op {
                 Op::Write { at, len, seed } => {
@@ -371,7 +371,7 @@ proptest! {
                 }
                 Op::Hit { at, len } => {
                     let mut bytes = vec![0xa5; len];
-                    let hits = hit(&stage, stage.arena.view(), start + at as u64, &mut bytes);
+                    let hits = hit(&fixture, fixture.arena.view(), start + at as u64, &mut bytes);
                     prop_assert_eq!((hits.bytes, hits.stopped), (len, HitStop::Full));
                     prop_assert_eq!(&bytes[..], &twin[at..at + len]);
                 }
@@ -395,7 +395,7 @@ const PAGES: usize = SHARED as usize + 1;
 const FOLIOS: [(u64, u8); 4] = [(0, 3), (8, 3), (16, 2), (20, 0)];
 
 struct Storm {
-    stage: Stage,
+    fixture: BatchFixture,
     other: View,
     /// The generation that a page's writer has finished last.
     finished: [AtomicU32; PAGES],
@@ -414,14 +414,14 @@ enum ReadResult {
 
 impl Storm {
     fn new() -> Self {
-        let stage = Stage::new();
+        let fixture = BatchFixture::new();
         for half in [0, HALF] {
-            FOLIOS.iter().for_each(|&(first, order)| _ = stage.add(half + first, order, State::Ready));
+            FOLIOS.iter().for_each(|&(first, order)| _ = fixture.add(half + first, order, State::Ready));
         }
-        stage.add(SHARED, 0, State::Ready);
-        let other = other_view(&stage);
+        fixture.add(SHARED, 0, State::Ready);
+        let other = other_view(&fixture);
         let finished = [const { AtomicU32::new(1) }; PAGES];
-        Self { stage, other, finished, stop: AtomicBool::new(false), counts: Default::default() }
+        Self { fixture, other, finished, stop: AtomicBool::new(false), counts: Default::default() }
     }
     fn count(&self, met: ReadResult) {
         self.counts[met as usize].fetch_add(1, Ordering::Relaxed);
@@ -451,7 +451,7 @@ impl Storm {
 
     fn write(&self, half: u64, generation: u32, dice: &mut Dice) {
         if dice.below(8) == 0 {
-            write(&self.stage, SHARED, 1, generation);
+            write(&self.fixture, SHARED, 1, generation);
             return;
         }
         let (first, order) = FOLIOS[dice.below(FOLIOS.len() as u64) as usize];
@@ -462,17 +462,17 @@ impl Storm {
         let page = first + dice.below(pages);
         let count = (dice.below(3) + 1).min(first + pages - page);
         let write = if dice.below(2) == 0 { write } else { write_slowly };
-        let wrote = write(&self.stage, page, count as usize, generation);
+        let wrote = write(&self.fixture, page, count as usize, generation);
         self.finish(page, wrote.bytes as u64 / PAGE, generation);
         if wrote.refused.is_some() {
             self.count(ReadResult::Refused);
         }
     }
     fn refill(&self, first: u64, order: u8, generation: u32) -> bool {
-        let frame = self.stage.mapping.try_hold(PageIndex(first)).unwrap().frame();
-        let evicted = self.stage.evict(first, frame);
+        let frame = self.fixture.mapping.try_hold(PageIndex(first)).unwrap().frame();
+        let evicted = self.fixture.evict(first, frame);
         if evicted {
-            self.stage.add_generation(first, order, generation).expect("it was there");
+            self.fixture.add_generation(first, order, generation).expect("it was there");
             self.finish(first, 1 << order, generation);
         }
         evicted
@@ -482,18 +482,18 @@ impl Storm {
         let position = dice.below(SHARED * PAGE);
         let bytes = [64, 300, PAGE_SIZE, 5 * PAGE_SIZE][dice.below(4) as usize];
         let oldest = self.oldest();
-        let hits = hit(&self.stage, view, position, &mut buffer[..bytes]);
+        let hits = hit(&self.fixture, view, position, &mut buffer[..bytes]);
         self.count(if hits.stopped == HitStop::Writing { ReadResult::Writing } else { ReadResult::Hit });
         self.check(&oldest, position, &buffer[..hits.bytes]);
     }
     fn read_group(&self, dice: &mut Dice) {
         let pages: Vec<u64> = (0..GROUP_MAX).map(|_| dice.below(PAGES as u64)).collect();
-        group(&self.stage, &pages);
+        group(&self.fixture, &pages);
     }
     fn hold(&self, dice: &mut Dice, buffer: &mut [u8]) {
         let position = dice.below(SHARED * PAGE);
         let oldest = self.oldest();
-        let Ok(held) = self.stage.mapping.try_hold(PageIndex::of_byte(position)) else { return };
+        let Ok(held) = self.fixture.mapping.try_hold(PageIndex::of_byte(position)) else { return };
         if held.is_readable() != ReadableState::Yes {
             return;
         }
@@ -504,7 +504,7 @@ impl Storm {
     /// Takes what is lent twice, with time between.
     fn pin(&self, dice: &mut Dice) {
         let page = dice.below(PAGES as u64);
-        let Ok(held) = self.stage.mapping.try_hold(PageIndex(page)) else { return };
+        let Ok(held) = self.fixture.mapping.try_hold(PageIndex(page)) else { return };
         if held.is_readable() != ReadableState::Yes {
             return;
         }
@@ -517,7 +517,7 @@ impl Storm {
         generations(&before, FILE, first).unwrap_or_else(|wrong| panic!("pinned: {wrong}"));
         thread::yield_now();
         assert!(lent == before, "pinned bytes have changed");
-        unpin(&self.stage.arena, frame);
+        unpin(&self.fixture.arena, frame);
         self.count(ReadResult::Pinned);
     }
 
@@ -555,7 +555,7 @@ fn every_page_is_whole_in_the_storm() {
         let storm = &storm;
         threads.spawn(move || {
             let mut buffer = vec![0; 5 * PAGE_SIZE];
-            storm.until_stopped(1, |dice| storm.read(storm.stage.arena.view(), dice, &mut buffer));
+            storm.until_stopped(1, |dice| storm.read(storm.fixture.arena.view(), dice, &mut buffer));
         });
         threads.spawn(move || {
             let mut buffer = vec![0; 5 * PAGE_SIZE];
@@ -591,5 +591,5 @@ fn every_page_is_whole_in_the_storm() {
     println!("{hits} hits, {writing} gave up, {held} held, {pinned} pinned, {refused} refused for pins");
     assert!(hits > 0 && held > 0 && pinned > 0, "nobody read anything");
     assert!(writing <= hits, "most reads met a writer in their page: {writing} of {hits}");
-    storm.stage.check();
+    storm.fixture.check();
 }

@@ -25,8 +25,8 @@ use quinion::internals::writeback::WritebackOptions;
 use quinion_testing::doubles::{
     CompletionOrder, CrashDisk, FailureCount, Faults, SimulatedBackend, WriteFaults,
 };
-use quinion_testing::stages::writeback::{
-    ALL, Early, Opened, RecordingBackend, Stage, content, generation_in, pages,
+use quinion_testing::fixtures::writeback::{
+    ALL, Early, Opened, RecordingBackend, WritebackFixture, content, generation_in, pages,
 };
 
 const EIO: i32 = libc::EIO;
@@ -67,9 +67,9 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
 
 #[test]
 fn runs_follow_each_other_and_are_a_megabyte_at_most() {
-    let stage = Stage::new(by_hand());
+    let fixture = WritebackFixture::new(by_hand());
     let device = RecordingBackend::new(memory(1000));
-    let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
+    let file = fixture.open(1, Arc::clone(&device) as Arc<dyn Backend>);
     // One by one from the back, so that frames do not follow each other by luck alone.
     for page in (0..600).rev() {
         file.write(page..page + 1, 1);
@@ -87,7 +87,7 @@ fn runs_follow_each_other_and_are_a_megabyte_at_most() {
     assert_eq!((at, file.dirty(), file.under_way()), (701 * PAGE, 0, 0));
     file.mapping.check().unwrap();
     // And what follows each other in memory goes together.
-    let run = stage.open(2, Arc::clone(&device) as Arc<dyn Backend>);
+    let run = fixture.open(2, Arc::clone(&device) as Arc<dyn Backend>);
     run.write(0..512, 1);
     run.sync(&run.handle()).unwrap();
     assert!(device.take_flushes().len() <= 16, "fresh frames come in a row");
@@ -95,10 +95,10 @@ fn runs_follow_each_other_and_are_a_megabyte_at_most() {
 
 #[test]
 fn no_byte_is_written_behind_the_end() {
-    let stage = Stage::new(by_hand());
+    let fixture = WritebackFixture::new(by_hand());
     let inner = Arc::new(MemoryFile::new(Vec::new()));
     let device = RecordingBackend::new(Arc::clone(&inner) as Arc<dyn Backend>);
-    let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
+    let file = fixture.open(1, Arc::clone(&device) as Arc<dyn Backend>);
     file.set_size(2 * PAGE + 100);
     file.write(0..5, 3);
     file.sync(&file.handle()).unwrap();
@@ -116,14 +116,14 @@ fn no_byte_is_written_behind_the_end() {
 
 #[test]
 fn later_dirtying_does_not_prolong_a_sync() {
-    let stage = Arc::new(Stage::new(by_hand()));
+    let fixture = Arc::new(WritebackFixture::new(by_hand()));
     let device = RecordingBackend::new(memory(2000));
-    let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
+    let file = fixture.open(1, Arc::clone(&device) as Arc<dyn Backend>);
     file.write(0..300, 1);
-    let (theirs, mapping, generation) = (Arc::clone(&stage), Arc::clone(&file.mapping), AtomicU32::new(2));
+    let (theirs, mapping, generation) = (Arc::clone(&fixture), Arc::clone(&file.mapping), AtomicU32::new(2));
     device.before_flush(move || {
         // A writer continues, before and behind the sync's place, each time it writes something.
-        let file = Opened { stage: &theirs, mapping: Arc::clone(&mapping) };
+        let file = Opened { fixture: &theirs, mapping: Arc::clone(&mapping) };
         let generation = generation.fetch_add(1, Ordering::Relaxed);
         file.write(0..400, generation);
     });
@@ -137,12 +137,12 @@ fn later_dirtying_does_not_prolong_a_sync() {
 /// What is under way may have been read by the device before the page was changed.
 #[test]
 fn a_page_that_changed_while_it_was_written_is_written_again_by_a_sync() {
-    let stage = Stage::new(by_hand());
-    stage.writeback.close(); // no other thread reaps
+    let fixture = WritebackFixture::new(by_hand());
+    fixture.writeback.close(); // no other thread reaps
     let file_bytes = memory(64);
-    let file = stage.open(1, Early::new(Arc::clone(&file_bytes)));
+    let file = fixture.open(1, Early::new(Arc::clone(&file_bytes)));
     file.write(0..8, 1);
-    stage.writeback.start(&file.mapping, ALL);
+    fixture.writeback.start(&file.mapping, ALL);
     assert_eq!((file.dirty(), file.under_way()), (0, 8));
     file.write(3..4, 2);
     assert_eq!((file.dirty(), file.under_way()), (1, 8));
@@ -157,10 +157,10 @@ fn a_page_that_changed_while_it_was_written_is_written_again_by_a_sync() {
 /// E01 and E05 through files; by the rules of `errseq`.
 #[test]
 fn ten_handles_report_once_each_and_then_all_is_well() {
-    let stage = Stage::new(by_hand());
+    let fixture = WritebackFixture::new(by_hand());
     let disk = disk(100);
     let device = simulated(&disk, Faults::default());
-    let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
+    let file = fixture.open(1, Arc::clone(&device) as Arc<dyn Backend>);
     let handles: Vec<_> = (0..10).map(|_| file.handle()).collect();
     device.fail_writes_at(3 * PAGE..4 * PAGE, FailureCount::First(1));
     file.write(0..8, 1);
@@ -186,10 +186,10 @@ fn ten_handles_report_once_each_and_then_all_is_well() {
 #[test]
 fn an_error_of_the_background_is_reported_to_the_next_open() {
     let options = by_hand().expire(Duration::ZERO).interval(Duration::from_millis(1));
-    let stage = Stage::new(options);
+    let fixture = WritebackFixture::new(options);
     let device = simulated(&disk(10), Faults::default());
     device.fail_writes_at(0..PAGE, FailureCount::First(1));
-    let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
+    let file = fixture.open(1, Arc::clone(&device) as Arc<dyn Backend>);
     let _closed_again = file.handle();
     file.write(0..1, 1);
     wait_until("the failure", || file.mapping.writeback().failures().count > 0);
@@ -201,9 +201,9 @@ fn an_error_of_the_background_is_reported_to_the_next_open() {
 
 #[test]
 fn no_sync_succeeds_while_pages_cannot_be_written() {
-    let stage = Stage::new(by_hand());
+    let fixture = WritebackFixture::new(by_hand());
     let device = simulated(&disk(10), Faults::default());
-    let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
+    let file = fixture.open(1, Arc::clone(&device) as Arc<dyn Backend>);
     device.fail_writes_at(0..PAGE, FailureCount::Always);
     let handle = file.handle();
     file.write(0..1, 1);
@@ -221,10 +221,10 @@ fn no_sync_succeeds_while_pages_cannot_be_written() {
 #[test]
 fn a_sync_that_succeeds_after_a_failed_device_sync_is_true() {
     for seed in 0..20 {
-        let stage = Stage::new(by_hand());
+        let fixture = WritebackFixture::new(by_hand());
         let disk = disk(64);
         let device = simulated(&disk, Faults { seed, ..Faults::default() });
-        let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
+        let file = fixture.open(1, Arc::clone(&device) as Arc<dyn Backend>);
         let (one, other) = (file.handle(), file.handle());
         file.write(0..32, 1);
         assert_eq!(file.sync(&one), Ok(()));
@@ -251,19 +251,19 @@ fn a_sync_that_succeeds_after_a_failed_device_sync_is_true() {
 
 #[test]
 fn pages_that_left_the_cache_before_the_sync_failed_are_reported_lost() {
-    let stage = Stage::new(by_hand());
+    let fixture = WritebackFixture::new(by_hand());
     let device = simulated(&disk(64), Faults::default());
-    let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
+    let file = fixture.open(1, Arc::clone(&device) as Arc<dyn Backend>);
     let handle = file.handle();
     file.write(0..16, 1);
-    stage.writeback.write_out(&file.mapping).unwrap(); // in the file, and not durable
+    fixture.writeback.write_out(&file.mapping).unwrap(); // in the file, and not durable
     assert_eq!(file.evict_all(), 16);
     file.write(8..12, 2);
     device.fail_sync(0, EIO);
-    let failed = stage.writeback.sync(&file.mapping, EVERYTHING, &handle).unwrap_err();
+    let failed = fixture.writeback.sync(&file.mapping, EVERYTHING, &handle).unwrap_err();
     assert_eq!((failed.error.raw_os_error(), failed.lost_pages), (Some(EIO), 12));
     assert!(failed.to_string().contains("write them again"), "{failed}");
-    assert_eq!(stage.filemap.count(Count::LostPages), 12);
+    assert_eq!(fixture.filemap.count(Count::LostPages), 12);
     assert_eq!(file.dirty(), 4);
     assert_eq!(file.sync(&handle), Ok(()), "later ones speak of the rest");
 }
@@ -274,10 +274,10 @@ fn pages_that_left_the_cache_before_the_sync_failed_are_reported_lost() {
 #[test]
 fn two_syncs_at_once_hear_of_one_failure_both() {
     for fails in [false, true] {
-        let stage = Stage::new(by_hand());
+        let fixture = WritebackFixture::new(by_hand());
         let inner = simulated(&disk(64), Faults::default());
         let device = RecordingBackend::new(Arc::clone(&inner) as Arc<dyn Backend>);
-        let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
+        let file = fixture.open(1, Arc::clone(&device) as Arc<dyn Backend>);
         let one = file.handle();
         file.write(0..4, 1);
         let (is_in, may_go) = (Arc::new(Barrier::new(2)), Arc::new(Barrier::new(2)));
@@ -296,7 +296,7 @@ fn two_syncs_at_once_hear_of_one_failure_both() {
             is_in.wait();
             let late = scope.spawn(|| file.sync(&one));
             // It has nothing to flush, and waits for the first to end. (If it comes later than that, it is told, too.)
-            wait_until("the second call", || stage.filemap.count(Count::Syncs) == 2);
+            wait_until("the second call", || fixture.filemap.count(Count::Syncs) == 2);
             may_go.wait();
             let wanted = if fails { Err(EIO) } else { Ok(()) };
             assert_eq!((early.join().unwrap(), late.join().unwrap()), (wanted, wanted));
@@ -308,9 +308,9 @@ fn two_syncs_at_once_hear_of_one_failure_both() {
 /// The user's backend panics: what it was to make durable is not, and the next sync has its turn.
 #[test]
 fn a_device_that_panics_in_a_sync_does_not_prevent_the_next() {
-    let stage = Stage::new(by_hand());
+    let fixture = WritebackFixture::new(by_hand());
     let device = RecordingBackend::new(memory(64));
-    let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
+    let file = fixture.open(1, Arc::clone(&device) as Arc<dyn Backend>);
     let (one, other) = (file.handle(), file.handle());
     file.write(0..4, 1);
     let first = AtomicBool::new(true);
@@ -328,14 +328,14 @@ fn a_device_that_panics_in_a_sync_does_not_prevent_the_next() {
 /// the flush from before ends while it waits, and does not count. `Ok` is of that page, too.
 #[test]
 fn ok_is_of_pages_whose_flush_was_under_way_when_a_sync_failed() {
-    let stage = Stage::new(by_hand());
+    let fixture = WritebackFixture::new(by_hand());
     let early = Early::new(memory(64));
     let device = RecordingBackend::new(Arc::clone(&early) as Arc<dyn Backend>);
-    let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
+    let file = fixture.open(1, Arc::clone(&device) as Arc<dyn Backend>);
     let handle = file.handle();
-    stage.writeback.close(); // it would fetch what ends
+    fixture.writeback.close(); // it would fetch what ends
     file.write(0..1, 1);
-    stage.writeback.start(&file.mapping, pages(0..1));
+    fixture.writeback.start(&file.mapping, pages(0..1));
     assert_eq!(file.under_way(), 1);
     early.fail_sync(EIO);
     assert_eq!(file.sync_range(pages(8..9), &handle), Err(EIO));
@@ -349,12 +349,12 @@ fn ok_is_of_pages_whose_flush_was_under_way_when_a_sync_failed() {
 #[test]
 fn many_syncs_at_once_share_the_devices_syncs() {
     const THREADS: u64 = 8;
-    let stage = Stage::new(by_hand());
+    let fixture = WritebackFixture::new(by_hand());
     let inner = memory(64);
     let device = RecordingBackend::new(inner);
-    let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
+    let file = fixture.open(1, Arc::clone(&device) as Arc<dyn Backend>);
     // The first sync of the device in a round lasts until all threads have called, and for a moment more.
-    let counted = Arc::clone(&stage.filemap);
+    let counted = Arc::clone(&fixture.filemap);
     device.before_sync(move || {
         let all = counted.count(Count::Syncs).next_multiple_of(THREADS);
         wait_until("the other threads", || counted.count(Count::Syncs) == all);
@@ -374,7 +374,7 @@ fn many_syncs_at_once_share_the_devices_syncs() {
             });
         }
     });
-    let (calls, syncs) = (stage.filemap.count(Count::Syncs), stage.filemap.count(Count::DeviceSyncs));
+    let (calls, syncs) = (fixture.filemap.count(Count::Syncs), fixture.filemap.count(Count::DeviceSyncs));
     assert_eq!(calls, 10 * THREADS);
     assert!(syncs <= calls * 3 / 4, "{syncs} syncs of the device for {calls} calls");
 }
@@ -386,11 +386,11 @@ fn a_lone_writer_needs_no_other_thread_to_sync() {
         let wait_queue = Arc::new(WaitQueue::new());
         let options = EngineOptions { mechanism, queue_depth: 4, ..EngineOptions::default() };
         let engine = Engine::new(Arc::clone(&wait_queue), options);
-        let stage = Stage::with_wait_queue(wait_queue, by_hand());
+        let fixture = WritebackFixture::with_wait_queue(wait_queue, by_hand());
         let new = OpenForWrite { creation: Creation::MustBeNew, start: InitialContent::Kept, mode: 0o644 };
         let path = folder.path().join("file");
-        let file = stage.open(1, Arc::new(engine.open_for_writing(&path, new).unwrap()));
-        stage.writeback.close(); // the background's thread
+        let file = fixture.open(1, Arc::new(engine.open_for_writing(&path, new).unwrap()));
+        fixture.writeback.close(); // the background's thread
         file.set_size(1000 * PAGE + 17);
         file.write(0..1001, 1);
         file.sync(&file.handle()).unwrap();
@@ -413,13 +413,13 @@ fn a_small_append_is_written_by_its_sync() {
     let path = folder.path().join("file");
     let wait_queue = Arc::new(WaitQueue::new());
     let engine = Engine::new(Arc::clone(&wait_queue), EngineOptions::default());
-    let stage = Stage::with_wait_queue(wait_queue, by_hand());
+    let fixture = WritebackFixture::with_wait_queue(wait_queue, by_hand());
     let new = OpenForWrite { creation: Creation::MustBeNew, start: InitialContent::Kept, mode: 0o644 };
     let local = engine.open_for_writing(&path, new).unwrap();
     if !local.is_direct() {
         return println!("SKIPPED: no direct I/O here");
     }
-    let file = stage.open(1, Arc::new(local));
+    let file = fixture.open(1, Arc::new(local));
     let handle = file.handle();
     for generation in 1..=50u32 {
         let size = u64::from(generation) * 70;
@@ -436,7 +436,7 @@ fn a_small_append_is_written_by_its_sync() {
 #[test]
 fn the_background_writes_old_pages_and_forgets_the_file() {
     let options = by_hand().expire(Duration::from_millis(20)).interval(Duration::from_millis(5));
-    let stage = Stage::new(options);
+    let fixture = WritebackFixture::new(options);
     let (memories, devices): (Vec<_>, Vec<_>) = (0..5)
         .map(|_| {
             let memory = memory(64);
@@ -448,14 +448,14 @@ fn the_background_writes_old_pages_and_forgets_the_file() {
         })
         .unzip();
     let files: Vec<_> =
-        (0..5).map(|n| stage.open(n + 1, Arc::clone(&devices[n as usize]) as Arc<dyn Backend>)).collect();
+        (0..5).map(|n| fixture.open(n + 1, Arc::clone(&devices[n as usize]) as Arc<dyn Backend>)).collect();
     files.iter().for_each(|file| file.write(0..30, 1));
-    wait_until("clean files", || stage.writeback.totals().total() == 0);
+    wait_until("clean files", || fixture.writeback.totals().total() == 0);
     for memory in &memories {
         let bytes = bytes_of(memory);
         assert!((0..30).all(|page| generation_in(&bytes, page) == Some(1)));
     }
-    wait_until("an empty list", || stage.writeback.files_listed() == 0);
+    wait_until("an empty list", || fixture.writeback.files_listed() == 0);
     files[2].write(3..4, 2);
     wait_until("the page", || generation_in(&bytes_of(&memories[2]), 3) == Some(2));
 }
@@ -464,26 +464,26 @@ fn the_background_writes_old_pages_and_forgets_the_file() {
 fn the_background_writes_when_too_much_is_dirty_and_every_file_has_its_turn() {
     // 16 MiB, of which a fiftieth is some 70 pages.
     let options = by_hand().background_share(2);
-    let stage = Stage::new(options);
+    let fixture = WritebackFixture::new(options);
     let memories: Vec<_> = (0..4).map(|_| memory(200)).collect();
     let files: Vec<_> =
-        (0..4).map(|n| stage.open(n + 1, Arc::clone(&memories[n as usize]) as Arc<dyn Backend>)).collect();
-    let limits = stage.writeback.limits();
+        (0..4).map(|n| fixture.open(n + 1, Arc::clone(&memories[n as usize]) as Arc<dyn Backend>)).collect();
+    let limits = fixture.writeback.limits();
     files.iter().for_each(|file| file.write(0..limits.background / 8, 1));
-    assert_eq!(stage.writeback.totals().total(), limits.background / 8 * 4, "so much may be dirty");
+    assert_eq!(fixture.writeback.totals().total(), limits.background / 8 * 4, "so much may be dirty");
     files.iter().for_each(|file| file.write(0..200, 2));
-    wait_until("calm", || stage.writeback.totals().total() <= limits.background);
+    wait_until("calm", || fixture.writeback.totals().total() <= limits.background);
     assert!(files.iter().all(|file| file.dirty() < 200), "of each file something was written");
 }
 
 #[test]
 fn a_file_that_fails_is_left_alone_for_a_while_and_others_are_not() {
     let options = by_hand().expire(Duration::ZERO).interval(Duration::from_millis(1));
-    let stage = Stage::new(options);
+    let fixture = WritebackFixture::new(options);
     let platter = disk(64);
     let bad = simulated(&platter, Faults::default());
     bad.fail_writes_at(0..64 * PAGE, FailureCount::Always);
-    let (ill, well) = (stage.open(1, Arc::clone(&bad) as Arc<dyn Backend>), stage.open(2, memory(64)));
+    let (ill, well) = (fixture.open(1, Arc::clone(&bad) as Arc<dyn Backend>), fixture.open(2, memory(64)));
     ill.write(0..64, 1);
     wait_until("the failure", || ill.mapping.writeback().failures().count > 0);
     well.write(0..64, 1);
@@ -506,7 +506,7 @@ fn throttled(wait_max: Duration) -> WritebackOptions {
 /// page, so a failing device takes none.
 fn write_until_refused(file: &Opened<'_>, calls: u32) -> Result<u32, (u32, std::io::Error)> {
     for call in 0..calls {
-        file.stage.writeback.throttle(&file.mapping, 8).map_err(|error| (call, error))?;
+        file.fixture.writeback.throttle(&file.mapping, 8).map_err(|error| (call, error))?;
         for nth in 0..8 {
             let at = u64::from(call * 8 + nth) * 2 % 4000;
             file.write(at..at + 1, call + 1);
@@ -517,7 +517,7 @@ fn write_until_refused(file: &Opened<'_>, calls: u32) -> Result<u32, (u32, std::
 
 #[test]
 fn writers_are_held_up_as_little_as_needed_and_dirty_pages_stay_bounded() {
-    let stage = Stage::new(throttled(LONG));
+    let fixture = WritebackFixture::new(throttled(LONG));
     let devices: Vec<_> = (0..2)
         .map(|seed| {
             SimulatedBackend::of_memory(memory(2000), Faults { seed, delay_max: 2, ..Faults::default() })
@@ -525,16 +525,16 @@ fn writers_are_held_up_as_little_as_needed_and_dirty_pages_stay_bounded() {
         .map(Arc::new)
         .collect();
     let files: Vec<_> =
-        (0..2).map(|n| stage.open(n + 1, Arc::clone(&devices[n as usize]) as Arc<dyn Backend>)).collect();
-    let (limits, most) = (stage.writeback.limits(), AtomicU64::new(0));
+        (0..2).map(|n| fixture.open(n + 1, Arc::clone(&devices[n as usize]) as Arc<dyn Backend>)).collect();
+    let (limits, most) = (fixture.writeback.limits(), AtomicU64::new(0));
     std::thread::scope(|scope| {
         for file in &files {
-            let (most, stage) = (&most, &stage);
+            let (most, fixture) = (&most, &fixture);
             scope.spawn(move || {
                 for call in 0..500u64 {
-                    stage.writeback.throttle(&file.mapping, 8).unwrap();
+                    fixture.writeback.throttle(&file.mapping, 8).unwrap();
                     file.write(call * 8 % 1000..call * 8 % 1000 + 8, 1);
-                    most.fetch_max(stage.writeback.totals().total(), Ordering::Relaxed);
+                    most.fetch_max(fixture.writeback.totals().total(), Ordering::Relaxed);
                 }
             });
         }
@@ -542,25 +542,25 @@ fn writers_are_held_up_as_little_as_needed_and_dirty_pages_stay_bounded() {
     let most = most.load(Ordering::Relaxed);
     // A file of which little is dirty may go on: a quarter for all of them.
     assert!(most <= limits.throttle * 5 / 4 + 4 * 8, "{most} pages were dirty, of {limits:?}");
-    assert!(stage.filemap.count(Count::WrittenPages) > 0);
+    assert!(fixture.filemap.count(Count::WrittenPages) > 0);
     files.iter().for_each(|file| file.sync(&file.handle()).unwrap());
 }
 
 #[test]
 fn a_stuck_device_does_not_hold_up_its_writers_for_ever() {
-    let stage = Stage::new(throttled(Duration::from_millis(2)));
+    let fixture = WritebackFixture::new(throttled(Duration::from_millis(2)));
     let device = Arc::new(SimulatedBackend::of_memory(memory(4000), Faults::default()));
     device.pause();
-    let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
-    let other = stage.open(2, memory(64));
-    let limits = stage.writeback.limits();
+    let file = fixture.open(1, Arc::clone(&device) as Arc<dyn Backend>);
+    let other = fixture.open(2, memory(64));
+    let limits = fixture.writeback.limits();
     let (calls, error) = write_until_refused(&file, 1000).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::TimedOut, "{error}");
     assert!(
         u64::from(calls) * 8 > limits.throttle
             && file.mapping.writeback().dirty_pages().total() > limits.ceiling
     );
-    assert!(stage.filemap.count(Count::ThrottledMicros) > 0);
+    assert!(fixture.filemap.count(Count::ThrottledMicros) > 0);
     device.resume();
     file.sync(&file.handle()).unwrap();
     assert_eq!(write_until_refused(&file, 100).unwrap(), 100);
@@ -569,36 +569,36 @@ fn a_stuck_device_does_not_hold_up_its_writers_for_ever() {
 
 #[test]
 fn a_throttled_writer_hears_that_its_file_fails() {
-    let stage = Stage::new(throttled(LONG));
+    let fixture = WritebackFixture::new(throttled(LONG));
     let device = simulated(&disk(4000), Faults::default());
-    let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
+    let file = fixture.open(1, Arc::clone(&device) as Arc<dyn Backend>);
     let handle = file.handle();
     device.fail_writes_at(0..u64::MAX, FailureCount::Always);
     // Full, as far as the first call above the throttle can see.
     let (calls, error) = write_until_refused(&file, 1000).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(EIO));
-    assert!(u64::from(calls) * 8 >= stage.writeback.limits().throttle);
-    assert!(stage.writeback.throttle(&file.mapping, 1).is_err(), "and again, as long as it does");
+    assert!(u64::from(calls) * 8 >= fixture.writeback.limits().throttle);
+    assert!(fixture.writeback.throttle(&file.mapping, 1).is_err(), "and again, as long as it does");
     device.mend();
     assert_eq!(file.sync(&handle), Err(EIO), "a sync still tells of it");
     assert_eq!((file.sync(&handle), file.dirty()), (Ok(()), 0));
-    assert!(stage.writeback.throttle(&file.mapping, 1).is_ok());
+    assert!(fixture.writeback.throttle(&file.mapping, 1).is_ok());
 }
 
 /// D14: pages of an uncached write are dropped after a good write only. One whose write failed stays until it is
 /// written, and the failure is reported by a sync.
 #[test]
 fn d14_pages_of_an_uncached_writer_alone_leave_when_they_were_written_and_not_before() {
-    let stage = Stage::new(by_hand());
+    let fixture = WritebackFixture::new(by_hand());
     let disk = disk(64);
     let device = simulated(&disk, Faults::default());
-    let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
+    let file = fixture.open(1, Arc::clone(&device) as Arc<dyn Backend>);
     let handle = file.handle();
     file.write(20..21, 1);
     file.write_fated(0..10, 1, FolioLifetime::DropsBehind);
-    assert_eq!(stage.writeback.totals().drop_behind(), 10);
+    assert_eq!(fixture.writeback.totals().drop_behind(), 10);
     device.fail_writes_at(4 * PAGE..5 * PAGE, FailureCount::First(1));
-    stage.writeback.request_writeback(&file.mapping);
+    fixture.writeback.request_writeback(&file.mapping);
     wait_until("the failure", || file.mapping.writeback().failures().count > 0 && file.under_way() == 0);
     assert!(file.is_cached(4), "what failed stays");
     assert_eq!(file.sync(&handle), Err(EIO), "and is told");
@@ -606,21 +606,21 @@ fn d14_pages_of_an_uncached_writer_alone_leave_when_they_were_written_and_not_be
     // The thread that reaps a flush drops behind it, and a sync that had nothing to flush does not wait for that.
     wait_until("that what was written leaves", || (0..10).all(|page| !file.is_cached(page)));
     assert!(file.is_cached(20));
-    assert_eq!((stage.writeback.totals().drop_behind(), stage.writeback.totals().total()), (0, 0), "D16");
+    assert_eq!((fixture.writeback.totals().drop_behind(), fixture.writeback.totals().total()), (0, 0), "D16");
     assert!((0..10).all(|page| generation_in(&disk.content(), page) == Some(1)));
-    stage.arena.check().unwrap();
+    fixture.arena.check().unwrap();
 }
 
 /// D16: pages of an uncached writer are counted no longer when they are cut off, or a hole takes them.
 #[test]
 fn d16_pages_of_an_uncached_writer_that_are_cut_off_or_punched_are_not_counted() {
-    let stage = Stage::new(by_hand());
-    let counted = || stage.writeback.totals().drop_behind();
+    let fixture = WritebackFixture::new(by_hand());
+    let counted = || fixture.writeback.totals().drop_behind();
     for nth in 0..2 {
-        let file = stage.open(nth + 1, memory(64) as Arc<dyn Backend>);
+        let file = fixture.open(nth + 1, memory(64) as Arc<dyn Backend>);
         file.write_fated(0..10, 1, FolioLifetime::DropsBehind);
         assert_eq!(counted(), 10);
-        let (detach, change) = (OnPinned::Detach, || Truncation::of(&stage.filemap, &file.mapping));
+        let (detach, change) = (OnPinned::Detach, || Truncation::of(&fixture.filemap, &file.mapping));
         match nth {
             0 => {
                 change().cut(4 * PAGE + 100, detach).unwrap();
@@ -633,43 +633,44 @@ fn d16_pages_of_an_uncached_writer_that_are_cut_off_or_punched_are_not_counted()
                 change().punch(0..64 * PAGE, detach).unwrap();
             }
         }
-        assert_eq!((counted(), stage.writeback.totals().total()), (0, 0), "{nth}");
+        assert_eq!((counted(), fixture.writeback.totals().total()), (0, 0), "{nth}");
     }
-    stage.arena.check().unwrap();
+    fixture.arena.check().unwrap();
 }
 
 #[test]
 fn a_thread_without_memory_because_all_is_dirty_has_it_written() {
-    let stage = Stage::new(by_hand());
+    let fixture = WritebackFixture::new(by_hand());
     let device =
         Arc::new(SimulatedBackend::of_memory(memory(5000), Faults { delay_max: 2, ..Faults::default() }));
     // It is listed where reclaim looks, unlike the other files of this test.
     let known = device.attributes().unwrap();
-    device.attach(&stage.wait_queue);
+    device.attach(&fixture.wait_queue);
     let writer = Arc::clone(&device) as Arc<dyn Backend>;
     let mapping = quinion::internals::mapping::Mapping::new(quinion::internals::mapping::NewMapping {
-        arena: &stage.arena,
+        arena: &fixture.arena,
         id: quinion::internals::units::MappingId(7),
         backend: Arc::clone(&writer),
         attributes: &known,
         process: quinion::internals::sys::fork::ForkGuard::new(),
     });
-    let lists = stage.filemap.reclaim().lists();
-    let mapping = mapping.unwrap().with_dirty_pages(stage.writeback.totals()).with_lists(lists);
+    let lists = fixture.filemap.reclaim().lists();
+    let mapping = mapping.unwrap().with_dirty_pages(fixture.writeback.totals()).with_lists(lists);
     mapping.writeback().set_writer(writer);
-    let file = Opened { stage: &stage, mapping: Arc::new(mapping) };
-    stage.filemap.reclaim().add_mapping(Arc::clone(&file.mapping));
-    stage.writeback.close(); // the background does not
+    let file = Opened { fixture: &fixture, mapping: Arc::new(mapping) };
+    fixture.filemap.reclaim().add_mapping(Arc::clone(&file.mapping));
+    fixture.writeback.close(); // the background does not
     // All of memory, by the read path, then dirty.
     let readahead = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(1)));
     let reader = quinion::internals::filemap::Reader::plain(&readahead);
     let mut bytes = vec![0; PAGE_SIZE];
     let mut read = |page: u64| {
         let wait_policy = quinion::internals::filemap::WaitPolicy::Wait;
-        stage.filemap.read(&reader.call(&file.mapping, wait_policy), page * PAGE, &mut bytes).unwrap()
+        fixture.filemap.read(&reader.call(&file.mapping, wait_policy), page * PAGE, &mut bytes).unwrap()
     };
     let mut page = 0;
-    while stage.arena.available_pages(quinion::internals::sync::LockWait::Wait).is_some_and(|free| free > 0) {
+    while fixture.arena.available_pages(quinion::internals::sync::LockWait::Wait).is_some_and(|free| free > 0)
+    {
         assert_eq!(read(page), PAGE_SIZE);
         file.write(page..page + 1, 1);
         page += 1;
@@ -773,9 +774,9 @@ fn a_file_that_takes_nothing_for_ever_keeps_no_reader_no_other_file_and_no_end()
 /// Between a flush and the check after it, or before and after a flush, the only change is the cache's own.
 #[test]
 fn our_own_flushes_are_not_taken_for_others_changes() {
-    let stage = Stage::new(by_hand());
+    let fixture = WritebackFixture::new(by_hand());
     let device = RecordingBackend::new(memory(64));
-    let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
+    let file = fixture.open(1, Arc::clone(&device) as Arc<dyn Backend>);
     let looks = Arc::new(AtomicU32::new(0));
     let (mapping, inner, seen) = (Arc::clone(&file.mapping), Arc::clone(&device.inner), Arc::clone(&looks));
     let known = file.mapping.version();
@@ -802,13 +803,13 @@ fn our_own_flushes_are_not_taken_for_others_changes() {
 #[test]
 fn a_device_that_panics_does_not_keep_the_background_from_other_files() {
     let options = by_hand().expire(Duration::from_millis(20)).interval(Duration::from_millis(5));
-    let stage = Stage::new(options);
+    let fixture = WritebackFixture::new(options);
     let bytes = memory(64);
     let bad = RecordingBackend::new(memory(64));
     bad.before_flush(|| panic!("this device panics once"));
     let files = [
-        stage.open(1, Arc::clone(&bad) as Arc<dyn Backend>),
-        stage.open(2, Arc::clone(&bytes) as Arc<dyn Backend>),
+        fixture.open(1, Arc::clone(&bad) as Arc<dyn Backend>),
+        fixture.open(2, Arc::clone(&bytes) as Arc<dyn Backend>),
     ];
     files.iter().for_each(|file| file.write(0..30, 1));
     wait_until("the other file", || (0..30).all(|page| generation_in(&bytes_of(&bytes), page) == Some(1)));
@@ -817,34 +818,34 @@ fn a_device_that_panics_does_not_keep_the_background_from_other_files() {
 
 #[test]
 fn a_device_that_panics_keeps_no_other_file_from_the_end_of_the_cache() {
-    let stage = Stage::new(by_hand());
+    let fixture = WritebackFixture::new(by_hand());
     let bytes = memory(64);
     let bad = RecordingBackend::new(memory(64));
     bad.before_flush(|| panic!("this device panics once"));
     let files = [
-        stage.open(1, Arc::clone(&bad) as Arc<dyn Backend>),
-        stage.open(2, Arc::clone(&bytes) as Arc<dyn Backend>),
+        fixture.open(1, Arc::clone(&bad) as Arc<dyn Backend>),
+        fixture.open(2, Arc::clone(&bytes) as Arc<dyn Backend>),
     ];
-    stage.writeback.close();
+    fixture.writeback.close();
     files.iter().for_each(|file| file.write(0..4, 1));
-    assert_eq!(stage.writeback.write_out_all(), 0, "it is tried once more");
+    assert_eq!(fixture.writeback.write_out_all(), 0, "it is tried once more");
     assert!((0..4).all(|page| generation_in(&bytes_of(&bytes), page) == Some(1)));
 }
 
 /// The last that is done for a file is not left to a flush that began before.
 #[test]
 fn a_flush_that_fails_when_the_cache_ends_is_tried_once_more() {
-    let stage = Stage::new(by_hand());
+    let fixture = WritebackFixture::new(by_hand());
     let bytes = memory(64);
     let device =
         SimulatedBackend::of_memory(Arc::clone(&bytes), Faults { delay_max: 2, ..Faults::default() });
     device.fail_write(0, EIO);
-    let file = stage.open(1, Arc::new(device));
-    stage.writeback.close(); // it would fetch what ends
+    let file = fixture.open(1, Arc::new(device));
+    fixture.writeback.close(); // it would fetch what ends
     file.write(0..4, 1);
-    stage.writeback.start(&file.mapping, ALL);
+    fixture.writeback.start(&file.mapping, ALL);
     assert_eq!((file.dirty(), file.under_way()), (0, 4));
-    assert_eq!((stage.writeback.write_out_all(), file.dirty()), (0, 0));
+    assert_eq!((fixture.writeback.write_out_all(), file.dirty()), (0, 0));
     assert!((0..4).all(|page| generation_in(&bytes_of(&bytes), page) == Some(1)));
 }
 
@@ -886,11 +887,11 @@ proptest! {
     fn synced_pages_survive_a_crash(
         story in prop::collection::vec(steps(), 1..60), seed: u64, delay_max in 0..4u32,
     ) {
-        let stage = Stage::new(by_hand());
+        let fixture = WritebackFixture::new(by_hand());
         let disk = disk(64);
         let faults = Faults { seed, delay_max, sequence: CompletionOrder::Shuffled, ..Faults::default() };
         let device = simulated(&disk, faults);
-        let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
+        let file = fixture.open(1, Arc::clone(&device) as Arc<dyn Backend>);
         let handles: Vec<_> = (0..3).map(|_| file.handle()).collect();
         let (mut known, mut generation, mut lost) = ([PageHistory::default(); 64], 0, false);
         for step in &story {
@@ -901,7 +902,7 @@ proptest! {
                     known[at as usize..(at + len) as usize].iter_mut().for_each(|page| page.now = generation);
                 }
                 Step::Sync(handle) => {
-                    let synced = stage.writeback.sync(&file.mapping, EVERYTHING, &handles[handle]);
+                    let synced = fixture.writeback.sync(&file.mapping, EVERYTHING, &handles[handle]);
                     match synced {
                         Ok(()) => known.iter_mut().for_each(|page| page.synced = page.now),
                         Err(failed) => lost |= failed.lost_pages > 0,
@@ -909,7 +910,7 @@ proptest! {
                 }
                 Step::SyncRange(at, len) => {
                     let range = SyncRange { kind: SyncKind::Data, pages: &pages(at..at + len) };
-                    let synced = stage.writeback.sync(&file.mapping, range, &handles[0]);
+                    let synced = fixture.writeback.sync(&file.mapping, range, &handles[0]);
                     match synced {
                         Ok(()) => known[at as usize..(at + len) as usize]
                             .iter_mut()
@@ -917,8 +918,8 @@ proptest! {
                         Err(failed) => lost |= failed.lost_pages > 0,
                     }
                 }
-                Step::Start => stage.writeback.start(&file.mapping, ALL),
-                Step::Settle => stage.writeback.wait_for(&file.mapping, ALL),
+                Step::Start => fixture.writeback.start(&file.mapping, ALL),
+                Step::Settle => fixture.writeback.wait_for(&file.mapping, ALL),
                 Step::Evict => drop(file.evict_all()),
                 Step::FailWrite(nth, errno) => device.fail_write(nth, errno),
                 Step::FailSync => device.fail_sync(0, EIO),
@@ -940,7 +941,7 @@ proptest! {
                 }
             }
         }
-        stage.arena.check().map_err(TestCaseError::fail)?;
+        fixture.arena.check().map_err(TestCaseError::fail)?;
     }
 }
 
@@ -964,12 +965,12 @@ fn synced_pages_survive_writers_syncs_and_faults_at_once() {
         }
         let options = throttled(Duration::from_millis(1));
         let options = options.expire(Duration::ZERO).interval(Duration::from_millis(1));
-        let stage = Stage::new(options);
+        let fixture = WritebackFixture::new(options);
         let disk = disk(128);
         let faults = Faults { seed, delay_max: 3, sequence: CompletionOrder::Shuffled, ..Faults::default() };
         let device = SimulatedBackend::of_crash_disk(Arc::clone(&disk), faults)
             .with_write_faults(WriteFaults { errors: 50, full: 50, drops: 20, sync_errors: 50 });
-        let file = stage.open(1, Arc::new(device));
+        let file = fixture.open(1, Arc::new(device));
         // For each writer's pages: the promise, and how far the disk's log was when it was given.
         let sync_points: Mutex<Vec<(usize, u64, u32)>> = Mutex::default();
         std::thread::scope(|scope| {
@@ -978,7 +979,7 @@ fn synced_pages_survive_writers_syncs_and_faults_at_once() {
                 scope.spawn(move || {
                     let (handle, first) = (file.handle(), thread * 40);
                     for generation in 1..30u32 {
-                        let _ = file.stage.writeback.throttle(&file.mapping, 40);
+                        let _ = file.fixture.writeback.throttle(&file.mapping, 40);
                         file.write(first..first + 40, generation);
                         if generation % 3 == 0 && file.sync(&handle).is_ok() {
                             sync_points.lock().unwrap().push((disk.log().len(), first, generation));
@@ -998,6 +999,6 @@ fn synced_pages_survive_writers_syncs_and_faults_at_once() {
             }
         }
         file.mapping.check().unwrap();
-        stage.writeback.write_out_all();
+        fixture.writeback.write_out_all();
     }
 }

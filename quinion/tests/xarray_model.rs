@@ -45,7 +45,7 @@ use std::sync::{Arc, Mutex};
 
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU32, AtomicU64};
-use model_stage::{Needed, all_needed, each_fails, explore};
+use model_support::{Needed, all_needed, each_fails, explore};
 use quinion::internals::arena::{Descriptor, HoldRefused, ReadableState};
 use quinion::internals::sync::Mutant;
 use quinion::internals::units::{MappingId, Order, PageIndex};
@@ -53,7 +53,7 @@ use quinion::internals::xarray::{
     Entry, Head, Kind, NodeSlab, RacySlots, Split, Value, XArray, load_root, walk,
 };
 
-mod model_stage;
+mod model_support;
 
 const FILE: MappingId = MappingId(1);
 const NODES: u32 = 8;

@@ -32,13 +32,13 @@ fn serve(folder: &std::path::Path, store: Arc<dyn ObjectStore>, memory: u64) -> 
     server.start(folder.join("q/s.sock").to_str().unwrap()).unwrap()
 }
 
-struct Stage {
+struct Fixture {
     server: Option<Server>,
     client: Client,
     folder: tempfile::TempDir,
 }
 
-impl Stage {
+impl Fixture {
     fn new(store: Arc<dyn ObjectStore>, memory: u64) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let server = serve(folder.path(), store, memory);
@@ -55,8 +55,8 @@ impl Stage {
 async fn the_crates_own_tests_pass_over_a_client() {
     for freshness in ALL {
         let bare = Arc::new(InMemory::new());
-        let stage = Stage::new(bare.clone(), 32 << 20);
-        let store = &stage.over(bare, freshness);
+        let fixture = Fixture::new(bare.clone(), 32 << 20);
+        let store = &fixture.over(bare, freshness);
         integration::put_get_delete_list(store).await;
         integration::get_opts(store).await;
         integration::list_uses_directories_correctly(store).await;
@@ -76,8 +76,8 @@ async fn the_crates_own_tests_pass_over_a_client() {
 #[tokio::test]
 async fn cached_bytes_are_read_while_a_store_holds_all_threads_of_a_client() {
     let server = s3::Server::with_object(1 << 20);
-    let stage = Stage::new(server.store(), 64 << 20);
-    let store = stage.over(server.store(), Freshness::Immutable);
+    let fixture = Fixture::new(server.store(), 64 << 20);
+    let store = fixture.over(server.store(), Freshness::Immutable);
     let read = async || store.get(&Path::from("object")).await.unwrap().bytes().await.unwrap();
     s3::check(1, 0, &read().await);
     server.control.hold();
@@ -103,14 +103,14 @@ async fn cached_bytes_are_read_while_a_store_holds_all_threads_of_a_client() {
 #[tokio::test]
 async fn objects_that_stores_keep_open_are_given_up_for_others() {
     let bare = Arc::new(InMemory::new());
-    let stage = Stage::new(bare.clone(), 64 << 20);
-    let stores = [(); 3].map(|()| stage.over(bare.clone(), Freshness::Immutable));
+    let fixture = Fixture::new(bare.clone(), 64 << 20);
+    let stores = [(); 3].map(|()| fixture.over(bare.clone(), Freshness::Immutable));
     for number in 0..4500 {
         let path = Path::from(number.to_string());
         bare.put(&path, "a".into()).await.unwrap();
         assert_eq!(stores[number / 1500].get(&path).await.unwrap().bytes().await.unwrap(), "a");
     }
-    let own: Vec<_> = (0..2000).map(|number| stage.client.open(&format!("s3://bucket/{number}"))).collect();
+    let own: Vec<_> = (0..2000).map(|number| fixture.client.open(&format!("s3://bucket/{number}"))).collect();
     assert!(own.iter().all(Result::is_ok), "{:?}", own.iter().find(|opened| opened.is_err()));
 }
 
@@ -120,14 +120,14 @@ async fn objects_that_stores_keep_open_are_given_up_for_others() {
 #[tokio::test]
 async fn headers_that_a_server_keeps_are_attributes_only_for_those_that_ask() {
     let bare = Arc::new(InMemory::new());
-    let stage = Stage::new(bare.clone(), 32 << 20);
+    let fixture = Fixture::new(bare.clone(), 32 << 20);
     let path = Path::from("a");
     let own = [(Attribute::ContentType, "text/plain"), (Attribute::Metadata("mine".into()), "1")];
     let own = Attributes::from_iter(own);
     let mut all = own.clone();
     all.insert(Attribute::Metadata("quinion-kept-x-amz-storage-class".into()), "414243".into());
     bare.put_opts(&path, "a".into(), all.clone().into()).await.unwrap();
-    let builder = || ClientStore::builder(bare.clone(), stage.client.clone(), "s3://bucket");
+    let builder = || ClientStore::builder(bare.clone(), fixture.client.clone(), "s3://bucket");
     for (store, told) in
         [(builder().build().unwrap(), own), (builder().kept_headers(true).build().unwrap(), all)]
     {
@@ -147,8 +147,8 @@ proptest! {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let (bare, below) = (InMemory::new(), Arc::new(InMemory::new()));
-            let stage = Stage::new(below.clone(), 16 << 20);
-            let cached = stage.over(below.clone(), freshness);
+            let fixture = Fixture::new(below.clone(), 16 << 20);
+            let cached = fixture.over(below.clone(), freshness);
             // What others write is seen at once only if it is always asked for.
             let has_other_client = freshness == Freshness::Always;
             for (at, call) in calls.iter().enumerate() {
@@ -156,7 +156,7 @@ proptest! {
                 let other = made(call, at, &cached, has_other_client.then_some(&*below as _)).await;
                 assert_eq!(one, other, "call {at}: {call:?}");
             }
-            stage.server.as_ref().unwrap().cache().check().unwrap();
+            fixture.server.as_ref().unwrap().cache().check().unwrap();
         });
     }
 }
@@ -164,17 +164,17 @@ proptest! {
 #[tokio::test]
 async fn an_object_larger_than_the_pin_limit_is_copied_beyond_that() {
     let bare = Arc::new(InMemory::new());
-    let stage = Stage::new(bare.clone(), 32 << 20);
-    let store = cached(bare, stage.client.clone(), "s3://bucket/").unwrap();
+    let fixture = Fixture::new(bare.clone(), 32 << 20);
+    let store = cached(bare, fixture.client.clone(), "s3://bucket/").unwrap();
     let (path, content) = (Path::from("large"), s3::content(1, 50 << 20));
     store.put(&path, content.clone().into()).await.unwrap();
     let stream = store.get(&path).await.unwrap().into_stream();
     let parts: Vec<Bytes> = stream.map(|part| part.unwrap()).collect().await;
-    let pins = stage.server.as_ref().unwrap().stats().pins;
+    let pins = fixture.server.as_ref().unwrap().stats().pins;
     assert!((1..=8).contains(&pins), "{pins} MiB of 50 are pinned, and a quarter of the memory may be");
     assert_eq!(parts.concat(), content);
     drop(parts);
-    let pins = || stage.server.as_ref().unwrap().stats().pins;
+    let pins = || fixture.server.as_ref().unwrap().stats().pins;
     let until = std::time::Instant::now() + Duration::from_secs(60);
     while pins() > 0 {
         assert!(std::time::Instant::now() < until, "pins are never given back");
@@ -185,38 +185,39 @@ async fn an_object_larger_than_the_pin_limit_is_copied_beyond_that() {
 #[tokio::test]
 async fn a_cold_stream_is_one_get_after_another_without_a_question_before_them() {
     let server = s3::Server::with_object(20 << 20);
-    let stage = Stage::new(server.store(), 64 << 20);
-    let store = stage.over(server.store(), Freshness::Always);
+    let fixture = Fixture::new(server.store(), 64 << 20);
+    let store = fixture.over(server.store(), Freshness::Always);
     let read = async || {
         let all = store.get(&Path::from("object")).await.unwrap().bytes().await.unwrap();
         assert_eq!(all.len(), 20 << 20);
         s3::check(1, 0, &all);
     };
     read().await;
-    let (heads, bytes) = (server.control.heads(), stage.server.as_ref().unwrap().stats().fetches[0].1.bytes);
+    let (heads, bytes) =
+        (server.control.heads(), fixture.server.as_ref().unwrap().stats().fetches[0].1.bytes);
     assert_eq!((heads, bytes, server.control.ranges()[0]), (0, 20 << 20, (0, 8 << 20)));
     read().await;
-    let again = stage.server.as_ref().unwrap().stats().fetches[0].1.bytes;
+    let again = fixture.server.as_ref().unwrap().stats().fetches[0].1.bytes;
     assert_eq!((server.control.heads(), again), (1, bytes), "what may be cached is asked for by a HEAD");
 }
 
 #[tokio::test]
 async fn a_prefix_that_the_server_has_not_is_no_missing_object() {
     let bare = Arc::new(InMemory::new());
-    let stage = Stage::new(bare.clone(), 16 << 20);
+    let fixture = Fixture::new(bare.clone(), 16 << 20);
     bare.put(&Path::from("a"), "1".into()).await.unwrap();
-    let store = cached(bare.clone(), stage.client.clone(), "s3://other").unwrap();
+    let store = cached(bare.clone(), fixture.client.clone(), "s3://other").unwrap();
     let error = store.get(&Path::from("a")).await.unwrap_err();
     assert!(kind(&error) == "generic" && error.to_string().contains("has no store for it"), "{error}");
-    let store = cached(bare, stage.client.clone(), "s3://bucket").unwrap();
+    let store = cached(bare, fixture.client.clone(), "s3://bucket").unwrap();
     assert_eq!(kind(&store.get(&Path::from("b")).await.unwrap_err()), "not found");
 }
 
 #[tokio::test]
 async fn a_stream_whose_object_is_replaced_is_of_one_version_or_an_error() {
     let server = s3::Server::with_object(24 << 20);
-    let stage = Stage::new(server.store(), 64 << 20);
-    let store = stage.over(server.store(), Freshness::Immutable);
+    let fixture = Fixture::new(server.store(), 64 << 20);
+    let store = fixture.over(server.store(), Freshness::Immutable);
     let path = Path::from("object");
     store.head(&path).await.unwrap();
     server.control.change("object");
@@ -247,8 +248,8 @@ async fn a_stream_whose_object_is_replaced_is_of_one_version_or_an_error() {
 #[tokio::test]
 async fn a_condition_that_fails_by_known_metadata_is_asked_of_the_server() {
     let server = s3::Server::with_object(100_000);
-    let stage = Stage::new(server.store(), 16 << 20);
-    let store = stage.over(server.store(), Freshness::Immutable);
+    let fixture = Fixture::new(server.store(), 16 << 20);
+    let store = fixture.over(server.store(), Freshness::Immutable);
     let path = Path::from("object");
     store.head(&path).await.unwrap();
     server.control.change("object");
@@ -264,20 +265,20 @@ async fn a_condition_that_fails_by_known_metadata_is_asked_of_the_server() {
 #[tokio::test]
 async fn objects_opened_after_a_new_server_came_are_of_that_server() {
     let bare = Arc::new(InMemory::new());
-    let mut stage = Stage::new(bare.clone(), 16 << 20);
+    let mut fixture = Fixture::new(bare.clone(), 16 << 20);
     let path = Path::from("a");
     bare.put(&path, "one".into()).await.unwrap();
-    let store = stage.over(bare.clone(), Freshness::Immutable);
+    let store = fixture.over(bare.clone(), Freshness::Immutable);
     assert_eq!(store.get(&path).await.unwrap().bytes().await.unwrap(), "one");
-    stage.server.take().unwrap().stop();
+    fixture.server.take().unwrap().stop();
     bare.put(&path, "two".into()).await.unwrap();
-    assert!(stage.client.owner_is_dead().unwrap());
-    let error = stage.client.open("s3://bucket/a").unwrap_err();
+    assert!(fixture.client.owner_is_dead().unwrap());
+    let error = fixture.client.open("s3://bucket/a").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OwnerDead, "{error}");
-    stage.server = Some(serve(stage.folder.path(), bare, 16 << 20));
-    assert!(!stage.client.owner_is_dead().unwrap());
-    assert_eq!(stage.client.open("s3://bucket/a").unwrap().len(), 3);
-    let other = stage.over(Arc::new(InMemory::new()), Freshness::Always);
+    fixture.server = Some(serve(fixture.folder.path(), bare, 16 << 20));
+    assert!(!fixture.client.owner_is_dead().unwrap());
+    assert_eq!(fixture.client.open("s3://bucket/a").unwrap().len(), 3);
+    let other = fixture.over(Arc::new(InMemory::new()), Freshness::Always);
     assert_eq!(other.get(&path).await.unwrap().bytes().await.unwrap(), "two");
 }
 
@@ -286,12 +287,12 @@ async fn objects_opened_after_a_new_server_came_are_of_that_server() {
 #[test]
 fn a_name_whose_slashes_would_be_cut_opens_nothing() {
     let bare = Arc::new(InMemory::new());
-    let stage = Stage::new(bare.clone(), 16 << 20);
+    let fixture = Fixture::new(bare.clone(), 16 << 20);
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(bare.put(&Path::from("a"), "1".into())).unwrap();
-    assert_eq!(stage.client.open("s3://bucket/%61").unwrap().len(), 1);
+    assert_eq!(fixture.client.open("s3://bucket/%61").unwrap().len(), 1);
     for name in ["s3://bucket//a", "s3://bucket/a/", "s3://bucket/%2fa", "s3://bucket/a%2F"] {
-        let error = stage.client.open(name).unwrap_err();
+        let error = fixture.client.open(name).unwrap_err();
         assert!(error.to_string().contains("slash"), "{name}: {error}");
     }
 }
@@ -305,10 +306,10 @@ fn a_pin_of_a_local_file_beyond_all_memory_is_an_error() {
         println!("SKIPPED: this kernel promises memory that it has not");
         return;
     }
-    let stage = Stage::new(Arc::new(InMemory::new()), 16 << 20);
+    let fixture = Fixture::new(Arc::new(InMemory::new()), 16 << 20);
     let file = tempfile::NamedTempFile::new().unwrap();
     file.as_file().set_len(8 << 40).unwrap();
-    let local = stage.client.open(file.path().to_str().unwrap()).unwrap();
+    let local = fixture.client.open(file.path().to_str().unwrap()).unwrap();
     let error = local.pin(0..8 << 40).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Other, "{error}");
     assert_eq!(local.pin(0..4096).unwrap().to_vec(), [0; 4096]);
@@ -371,11 +372,11 @@ impl Process {
 fn eight_processes_cost_the_bytes_of_one() {
     let server = s3::Server::with_object(5_000_003);
     server.control.set_latency(Duration::from_millis(20));
-    let stage = Stage::new(server.store(), 64 << 20);
-    let socket = stage.server.as_ref().unwrap().socket().to_str().unwrap().to_owned();
+    let fixture = Fixture::new(server.store(), 64 << 20);
+    let socket = fixture.server.as_ref().unwrap().socket().to_str().unwrap().to_owned();
     let mut children: Vec<_> = (0..8).map(|_| Process::start("read", &socket, &server.address())).collect();
     children.iter_mut().for_each(|child| child.says("has read 5000003"));
-    let fetched = stage.server.as_ref().unwrap().stats().fetches[0].1;
+    let fetched = fixture.server.as_ref().unwrap().stats().fetches[0].1;
     assert_eq!(fetched.bytes - fetched.gap_bytes, 5_000_003, "each byte is fetched once: {fetched:?}");
     assert_eq!(server.control.gets(), fetched.gets, "and nobody but the server has asked");
 }

@@ -26,12 +26,12 @@ const OBJECT_BYTES: usize = 4_000_000;
 /// Longer than anything here takes on a machine that is busy with other tests.
 const LONG: Duration = Duration::from_secs(60);
 
-struct Stage {
+struct Fixture {
     store: s3::Server,
     folder: tempfile::TempDir,
 }
 
-impl Stage {
+impl Fixture {
     fn new(bytes: usize) -> Self {
         Self { store: s3::Server::with_object(bytes), folder: tempfile::tempdir().unwrap() }
     }
@@ -68,9 +68,9 @@ impl Stage {
 
 #[test]
 fn an_object_is_read_from_the_clients_own_store_while_no_server_is_there() {
-    let stage = Stage::new(OBJECT_BYTES);
-    let server = stage.serve();
-    let client = stage.client();
+    let fixture = Fixture::new(OBJECT_BYTES);
+    let server = fixture.serve();
+    let client = fixture.client();
     let file = client.open(URL).unwrap();
     let without = Client::connect(server.socket().to_str().unwrap()).unwrap();
     let without = without.with_reconnect_timeout(Duration::ZERO).open(URL).unwrap();
@@ -92,30 +92,33 @@ fn an_object_is_read_from_the_clients_own_store_while_no_server_is_there() {
     let hasty = client.with_reconnect_timeout(Duration::ZERO);
     assert_eq!(hasty.open(URL).unwrap_err().kind(), ErrorKind::OwnerDead);
     // A server that is there again has the reads.
-    let _server = stage.serve();
+    let _server = fixture.serve();
     file.read_exact_at(&mut whole[..9000], 70_000).unwrap();
-    let gets = stage.store.control.gets();
+    let gets = fixture.store.control.gets();
     file.read_exact_at(&mut whole[..9000], 70_000).unwrap();
     s3::check(1, 70_000, &whole[..9000]);
-    assert!(file.is_served().unwrap() && stage.store.control.gets() == gets, "it is not read by the server");
+    assert!(
+        file.is_served().unwrap() && fixture.store.control.gets() == gets,
+        "it is not read by the server"
+    );
 }
 
 /// 1. A server ends, and the object is replaced.
 /// 2. A read of the version that is open is made at the store.
 #[test]
 fn another_version_is_an_error_also_at_the_store() {
-    let stage = Stage::new(40_000_000);
-    let server = stage.serve();
-    let file = stage.client().open(URL).unwrap();
+    let fixture = Fixture::new(40_000_000);
+    let server = fixture.serve();
+    let file = fixture.client().open(URL).unwrap();
     drop(server);
     file.read_exact_at(&mut [0; 9], 5).unwrap();
-    stage.store.control.change("object");
+    fixture.store.control.change("object");
     let mut buffer = vec![0; 30_000_000];
     assert_eq!(file.read_at(&mut buffer, 0).unwrap_err().kind(), ErrorKind::Changed);
     let (one, two) = buffer.split_at_mut(15_000_000);
     let mut ranges = [RangeRead { offset: 0, buffer: one }, RangeRead { offset: 20_000_000, buffer: two }];
     assert_eq!(file.read_ranges(&mut ranges).unwrap_err().kind(), ErrorKind::Changed);
-    stage.store.control.delete("object");
+    fixture.store.control.delete("object");
     assert_eq!(file.read_at(&mut buffer, 0).unwrap_err().kind(), ErrorKind::Changed);
 }
 
@@ -181,10 +184,10 @@ async fn tick(ticks: &AtomicU64) {
 
 #[test]
 fn a_hit_is_there_at_the_first_poll_and_a_miss_blocks_no_other_task() {
-    let stage = Stage::new(OBJECT_BYTES);
-    let _server = stage.serve();
-    let file = stage.client().open(URL).unwrap();
-    stage.store.control.set_latency(Duration::from_millis(300));
+    let fixture = Fixture::new(OBJECT_BYTES);
+    let _server = fixture.serve();
+    let file = fixture.client().open(URL).unwrap();
+    fixture.store.control.set_latency(Duration::from_millis(300));
     let mut buffer = vec![0; 50_000];
     let ticks = AtomicU64::new(0);
     runtime().block_on(async {
@@ -197,22 +200,22 @@ fn a_hit_is_there_at_the_first_poll_and_a_miss_blocks_no_other_task() {
     s3::check(1, 1_000_000, &buffer);
     let ticks = ticks.load(Ordering::Relaxed);
     assert!(ticks > 10, "another task had {ticks} turns while the store was waited for");
-    let gets = stage.store.control.gets();
+    let gets = fixture.store.control.gets();
     let hit = file.read_at_async(&mut buffer, 1_000_000).now_or_never();
     assert_eq!(hit.expect("cached bytes are there at once").unwrap(), 50_000);
     let mut ranges = [RangeRead { offset: 1_000_000, buffer: &mut buffer }];
     file.read_ranges_async(&mut ranges).now_or_never().expect("cached bytes are there at once").unwrap();
     s3::check(1, 1_000_000, &buffer);
-    assert_eq!(stage.store.control.gets(), gets);
+    assert_eq!(fixture.store.control.gets(), gets);
 }
 
 /// Objects and local files, hits and misses, ends and errors.
 #[test]
 fn async_calls_answer_as_the_others() {
     // More than a thread reads at a time.
-    let stage = Stage::new(20_000_000);
-    let server = stage.serve();
-    let local = stage.folder.path().join("local");
+    let fixture = Fixture::new(20_000_000);
+    let server = fixture.serve();
+    let local = fixture.folder.path().join("local");
     std::fs::write(&local, s3::content(3, 300_000)).unwrap();
     let client = Client::connect(server.socket().to_str().unwrap()).unwrap();
     let client = client.with_reconnect_timeout(Duration::ZERO);
@@ -284,9 +287,9 @@ impl Drop for ServerProcess {
 }
 
 /// Reads of one version until it is replaced, again and again; how many reads there were.
-fn read_versions(stage: &Stage, seed: u64, is_over: &AtomicBool) -> u64 {
+fn read_versions(fixture: &Fixture, seed: u64, is_over: &AtomicBool) -> u64 {
     let (mut random, mut reads, runtime) = (Dice::new(seed), 0, runtime());
-    let client = stage.client();
+    let client = fixture.client();
     while !is_over.load(Ordering::Relaxed) {
         let file = match client.open(URL) {
             Ok(file) => file,
@@ -322,16 +325,16 @@ fn read_versions(stage: &Stage, seed: u64, is_over: &AtomicBool) -> u64 {
 #[test]
 fn readers_with_a_store_of_their_own_go_on_while_servers_are_killed_and_objects_replaced() {
     const KILLS: usize = 20;
-    let stage = Stage::new(OBJECT_BYTES);
-    let (is_over, socket, store) = (AtomicBool::new(false), stage.socket(), stage.store.address());
+    let fixture = Fixture::new(OBJECT_BYTES);
+    let (is_over, socket, store) = (AtomicBool::new(false), fixture.socket(), fixture.store.address());
     let mut server = Some(ServerProcess::start(&socket, &store));
     std::thread::scope(|scope| {
         let over = Over(&is_over);
         let readers: Vec<_> = (0..3)
             .map(|seed| {
                 scope.spawn({
-                    let (stage, is_over) = (&stage, &is_over);
-                    move || read_versions(stage, seed, is_over)
+                    let (fixture, is_over) = (&fixture, &is_over);
+                    move || read_versions(fixture, seed, is_over)
                 })
             })
             .collect();
@@ -341,13 +344,13 @@ fn readers_with_a_store_of_their_own_go_on_while_servers_are_killed_and_objects_
             std::thread::sleep(Duration::from_millis(100 + random.below(300)));
             drop(server.take());
             if kill % 3 == 0 {
-                stage.store.control.change("object");
+                fixture.store.control.change("object");
             }
             std::thread::sleep(Duration::from_millis(random.below(300)));
             assert!(!readers.iter().any(|reader| reader.is_finished()), "a reader has failed");
             server = Some(ServerProcess::start(&socket, &store));
             if kill % 5 == 0 {
-                stage.store.control.change("object");
+                fixture.store.control.change("object");
             }
         }
         drop(over);

@@ -194,12 +194,12 @@ fn be_store(client: &Client) {
 
 // ---- tests ------------------------------------------------------------------------------------------------------
 
-struct Stage {
+struct Fixture {
     store: s3::Server,
     folder: tempfile::TempDir,
 }
 
-impl Stage {
+impl Fixture {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         DirBuilder::new().mode(0o700).create(folder.path().join("q")).unwrap();
@@ -222,7 +222,7 @@ impl Stage {
 }
 
 /// Servers end in order, and are killed, one after the other, and no client is told.
-fn clients_go_on(roles: &[&str], stage: &Stage, serve: impl Fn() -> Process + Sync) {
+fn clients_go_on(roles: &[&str], fixture: &Fixture, serve: impl Fn() -> Process + Sync) {
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let servers = scope.spawn(|| {
@@ -240,7 +240,7 @@ fn clients_go_on(roles: &[&str], stage: &Stage, serve: impl Fn() -> Process + Sy
             count
         });
         let over = Over(&is_over);
-        let clients: Vec<_> = roles.iter().map(|role| stage.child(role)).collect();
+        let clients: Vec<_> = roles.iter().map(|role| fixture.child(role)).collect();
         for _ in 0..ROUNDS {
             clients.iter().for_each(|client| client.says("goes on"));
         }
@@ -262,17 +262,18 @@ impl Drop for Over<'_> {
 
 #[test]
 fn no_client_is_told_that_servers_end_while_a_manager_keeps_their_socket() {
-    let stage = Stage::new();
-    let listening = stage.listening();
-    let activated =
-        || Process::start("activated", &stage.socket(), &stage.store, listening.try_clone().unwrap().into());
-    clients_go_on(&["connect", "connect", "connect", "read", "local", "store"], &stage, activated);
+    let fixture = Fixture::new();
+    let listening = fixture.listening();
+    let activated = || {
+        Process::start("activated", &fixture.socket(), &fixture.store, listening.try_clone().unwrap().into())
+    };
+    clients_go_on(&["connect", "connect", "connect", "read", "local", "store"], &fixture, activated);
 }
 
 #[test]
 fn readers_by_all_calls_go_on_while_servers_end() {
-    let stage = Stage::new();
-    clients_go_on(&["read", "read", "local", "store", "store"], &stage, || stage.child("server"));
+    let fixture = Fixture::new();
+    clients_go_on(&["read", "read", "local", "store", "store"], &fixture, || fixture.child("server"));
 }
 
 /// 1. A client goes on at the second of three servers, for longer than it waits for a server.
@@ -280,13 +281,13 @@ fn readers_by_all_calls_go_on_while_servers_end() {
 /// 3. An open waits for it, from the end of the second on, and not of the first.
 #[test]
 fn each_end_of_a_server_gives_the_next_its_time() {
-    let stage = Stage::new();
+    let fixture = Fixture::new();
     // A child of another test has the name's lock, too, until it executes its program.
     let begun = Instant::now();
     let serve = || loop {
         let cache = Cache::builder().memory(16 << 20).build().unwrap();
-        let server = Server::builder(cache).store("s3://bucket", stage.store.store(), Options::new());
-        match server.start(stage.socket().to_str().unwrap()) {
+        let server = Server::builder(cache).store("s3://bucket", fixture.store.store(), Options::new());
+        match server.start(fixture.socket().to_str().unwrap()) {
             Ok(server) => break server,
             Err(error) => assert!(begun.elapsed() < LONG, "{error}"),
         }
@@ -312,10 +313,10 @@ fn each_end_of_a_server_gives_the_next_its_time() {
 
 #[test]
 fn a_server_that_cannot_be_asked_says_nothing_of_the_object() {
-    let stage = Stage::new();
+    let fixture = Fixture::new();
     let cache = Cache::builder().memory(16 << 20).build().unwrap();
-    let server = Server::builder(cache).store("s3://bucket", stage.store.store(), Options::new());
-    let server = server.start(stage.socket().to_str().unwrap()).unwrap();
+    let server = Server::builder(cache).store("s3://bucket", fixture.store.store(), Options::new());
+    let server = server.start(fixture.socket().to_str().unwrap()).unwrap();
     let client = Client::connect(server.socket().to_str().unwrap()).unwrap();
     let io_kind = |error: quinion_service::Error| std::io::Error::from(error).kind();
     let error = client.open("s3://bucket/none").unwrap_err();
@@ -324,7 +325,7 @@ fn a_server_that_cannot_be_asked_says_nothing_of_the_object() {
     assert!(error.kind() == ErrorKind::Open && error.to_string().contains("4096"), "{error}");
     assert_eq!(io_kind(error), std::io::ErrorKind::Other);
     // As one that cleans up in /tmp does.
-    std::fs::remove_file(stage.socket()).unwrap();
+    std::fs::remove_file(fixture.socket()).unwrap();
     let error = client.open(URL).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Connect, "{error}");
     assert_ne!(io_kind(error), std::io::ErrorKind::NotFound);

@@ -45,13 +45,13 @@ fn cache(bytes: u64) -> Cache {
     Cache::builder().memory(bytes).build().unwrap()
 }
 
-struct Stage {
+struct Fixture {
     store: s3::Server,
     server: Option<Server>,
     folder: tempfile::TempDir,
 }
 
-impl Stage {
+impl Fixture {
     fn new(object: usize, memory: u64) -> Self {
         Self::with(object, memory, Options::new())
     }
@@ -485,26 +485,26 @@ fn a_store_of_the_same_name_fetches_open_objects_and_one_without_a_name_does_not
             let options = Options::new().whole_max(0).fill_min(4096);
             name.map_or(options.clone(), |name| options.store_name(name))
         };
-        let stage = Stage::with(8_000_000, 32 << 20, options());
-        let client = stage.client();
+        let fixture = Fixture::with(8_000_000, 32 << 20, options());
+        let client = fixture.client();
         let file = client.open(URL).unwrap();
         let mut buffer = vec![0; 10_000];
         file.read_exact_at(&mut buffer, 0).unwrap();
-        let before = (stage.store.control.gets(), stage.server().stats().fetches[0].1.gets);
+        let before = (fixture.store.control.gets(), fixture.server().stats().fetches[0].1.gets);
         assert!(before.0 > 0 && before.0 == before.1, "{before:?}");
         let other = s3::Server::with_object(8_000_000);
-        stage.server().set_store("s3://bucket", other.store(), options()).unwrap();
+        fixture.server().set_store("s3://bucket", other.store(), options()).unwrap();
         for at in [4_000_000, 6_000_000] {
             file.read_exact_at(&mut buffer, at).unwrap();
             s3::check(1, at, &buffer);
         }
-        let (old, new) = (stage.store.control.gets() - before.0, other.control.gets());
+        let (old, new) = (fixture.store.control.gets() - before.0, other.control.gets());
         assert_eq!(
             (old == 0, new > 0),
             (is_same, is_same),
             "{name:?}: {old} of the old store, {new} of the new"
         );
-        let counted = stage.server().stats().fetches[0].1.gets;
+        let counted = fixture.server().stats().fetches[0].1.gets;
         assert_eq!(counted, if is_same { before.1 + new } else { 0 }, "{name:?}");
         // What is opened now is of the new store in both cases.
         let (again, known) = (client.open(URL).unwrap(), other.control.gets());
@@ -518,9 +518,9 @@ fn a_store_of_the_same_name_fetches_open_objects_and_one_without_a_name_does_not
 /// 2. Another is started on the same cache: it listens, and answers no client.
 #[test]
 fn a_second_server_of_one_cache_is_refused_and_the_first_serves_on() {
-    let mut stage = Stage::new(100_000, 16 << 20);
-    let cache = stage.server().cache().clone();
-    let other = stage.folder.path().join("q/other.sock");
+    let mut fixture = Fixture::new(100_000, 16 << 20);
+    let cache = fixture.server().cache().clone();
+    let other = fixture.folder.path().join("q/other.sock");
     let second = || {
         let error = Server::builder(cache.clone()).start(other.to_str().unwrap()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Start);
@@ -528,16 +528,16 @@ fn a_second_server_of_one_cache_is_refused_and_the_first_serves_on() {
         assert!(!other.exists(), "its socket is removed");
     };
     second();
-    read_all(&stage.client().open(URL).unwrap(), 1, 3);
-    stage.server.take().unwrap().stop();
+    read_all(&fixture.client().open(URL).unwrap(), 1, 3);
+    fixture.server.take().unwrap().stop();
     second();
     // Its own process reads on by it, and a cache that never was served can be.
     let objects =
-        quinion_object::ObjectCache::new(cache.clone(), stage.store.store(), Options::new()).unwrap();
+        quinion_object::ObjectCache::new(cache.clone(), fixture.store.store(), Options::new()).unwrap();
     let file = objects.open(&object_store::path::Path::from("object")).unwrap();
     s3::check(1, 0, &file.bytes(0..100_000).unwrap());
     let next =
-        Server::builder(self::cache(16 << 20)).store("s3://bucket", stage.store.store(), Options::new());
+        Server::builder(self::cache(16 << 20)).store("s3://bucket", fixture.store.store(), Options::new());
     let _next = next.start(other.to_str().unwrap()).unwrap();
     read_all(&Client::connect(other.to_str().unwrap()).unwrap().open(URL).unwrap(), 1, 3);
 }
@@ -545,45 +545,45 @@ fn a_second_server_of_one_cache_is_refused_and_the_first_serves_on() {
 #[test]
 fn eight_processes_cost_the_bytes_of_one_and_a_late_one_costs_none() {
     const BYTES: usize = 5_000_003;
-    let stage = Stage::new(BYTES, 64 << 20);
-    let mut children: Vec<_> = (0..8).map(|_| stage.child("read")).collect();
+    let fixture = Fixture::new(BYTES, 64 << 20);
+    let mut children: Vec<_> = (0..8).map(|_| fixture.child("read")).collect();
     children.iter().for_each(|child| drop(child.says("open")));
-    assert_eq!(stage.server().stats().clients, 8);
+    assert_eq!(fixture.server().stats().clients, 8);
     children.iter_mut().for_each(Process::go_on);
     children.iter().for_each(|child| drop(child.says("read")));
     // A GET may bring what lies between two ranges as well, which is thrown away.
-    let fetched = stage.server().stats().fetches[0].1;
+    let fetched = fixture.server().stats().fetches[0].1;
     assert_eq!(fetched.bytes - fetched.gap_bytes, BYTES as u64, "each byte is fetched once: {fetched:?}");
     drop(children);
-    becomes("all handles are given back", || stage.server().stats().open_files == 0);
+    becomes("all handles are given back", || fixture.server().stats().open_files == 0);
     // The object has no handle any more, and its bytes are there.
-    let gets = stage.store.control.gets();
-    let mut late = stage.child("read");
+    let gets = fixture.store.control.gets();
+    let mut late = fixture.child("read");
     late.says("open");
     late.go_on();
     late.says("read");
-    assert_eq!(stage.store.control.gets(), gets, "a late reader's bytes were fetched again");
+    assert_eq!(fixture.store.control.gets(), gets, "a late reader's bytes were fetched again");
 }
 
 #[test]
 fn a_small_object_costs_eight_processes_one_get() {
-    let stage = Stage::new(200_000, 64 << 20);
-    stage.store.control.set_latency(Duration::from_millis(20));
-    let mut children: Vec<_> = (0..8).map(|_| stage.child("read")).collect();
+    let fixture = Fixture::new(200_000, 64 << 20);
+    fixture.store.control.set_latency(Duration::from_millis(20));
+    let mut children: Vec<_> = (0..8).map(|_| fixture.child("read")).collect();
     children.iter().for_each(|child| drop(child.says("open")));
     children.iter_mut().for_each(Process::go_on);
     children.iter().for_each(|child| drop(child.says("read")));
-    assert_eq!((stage.store.control.gets(), stage.store.control.heads()), (1, 8));
+    assert_eq!((fixture.store.control.gets(), fixture.store.control.heads()), (1, 8));
 }
 
 #[test]
 fn a_hit_in_a_client_makes_no_system_call() {
-    let stage = Stage::new(3_000_000, 64 << 20);
-    let child = stage.child("hit");
+    let fixture = Fixture::new(3_000_000, 64 << 20);
+    let child = fixture.child("hit");
     child.says("hits are right");
     // That a call is noticed: a read that has to ask ends its thread.
-    let stage = Stage::with(3_000_000, 64 << 20, Options::new().whole_max(0));
-    let child = stage.child("miss");
+    let fixture = Fixture::with(3_000_000, 64 << 20, Options::new().whole_max(0));
+    let child = fixture.child("miss");
     child.says("begins");
     let task = format!("/proc/{}/task", child.child.id());
     becomes("the thread that asks is ended", || std::fs::read_dir(&task).unwrap().count() == 1);
@@ -592,24 +592,24 @@ fn a_hit_in_a_client_makes_no_system_call() {
 
 #[test]
 fn a_client_that_is_killed_gives_back_handles_and_pins() {
-    let stage = Stage::new(1_000_000, 64 << 20);
-    let mut child = stage.child("hold");
+    let fixture = Fixture::new(1_000_000, 64 << 20);
+    let mut child = fixture.child("hold");
     child.says("holds");
-    let stats = stage.server().stats();
+    let stats = fixture.server().stats();
     assert_eq!((stats.clients, stats.open_files, stats.pins), (1, 10, 10));
-    assert!(stage.server().cache().stats().pinned_bytes > 0);
+    assert!(fixture.server().cache().stats().pinned_bytes > 0);
     child.kill();
     becomes("nothing is left of it", || {
-        let stats = stage.server().stats();
+        let stats = fixture.server().stats();
         (stats.clients, stats.open_files, stats.pins) == (0, 0, 0)
     });
-    becomes("nothing is pinned", || stage.server().cache().stats().pinned_bytes == 0);
+    becomes("nothing is pinned", || fixture.server().cache().stats().pinned_bytes == 0);
     // And one that ends by itself.
-    let mut child = stage.child("hold");
+    let mut child = fixture.child("hold");
     child.says("holds");
     child.go_on();
     child.child.wait().unwrap();
-    becomes("nothing is left of it", || stage.server().stats().open_files == 0);
+    becomes("nothing is left of it", || fixture.server().stats().open_files == 0);
 }
 
 #[test]
@@ -755,8 +755,8 @@ fn an_object_that_was_replaced_between_two_servers_is_not_read_on() {
 
 #[test]
 fn a_forked_child_has_nothing_of_its_parent_and_can_connect_anew() {
-    let stage = Stage::new(1_000_000, 64 << 20);
-    let child = stage.child("fork");
+    let fixture = Fixture::new(1_000_000, 64 << 20);
+    let child = fixture.child("fork");
     assert_eq!(child.says("fork says"), "Forked Forked 0");
     assert_eq!(child.says("origin says"), "0");
 }
@@ -765,8 +765,8 @@ fn a_forked_child_has_nothing_of_its_parent_and_can_connect_anew() {
 /// before it sees that the threads are the parent's: it waits for ever if one of them had locked that at the fork.
 #[test]
 fn a_store_over_a_cache_says_in_a_forked_child_that_it_is_the_parents() {
-    let stage = Stage::new(1_000, 64 << 20);
-    let child = stage.child("fork-store");
+    let fixture = Fixture::new(1_000, 64 << 20);
+    let child = fixture.child("fork-store");
     let answer = child.says("fork says");
     assert!(answer.contains("forked"), "{answer}");
     assert_eq!(child.says("origin says"), "0 9000");
@@ -776,8 +776,8 @@ fn a_store_over_a_cache_says_in_a_forked_child_that_it_is_the_parents() {
 /// 2. The child reads the object, and waited for ever for the lock.
 #[test]
 fn an_object_that_is_followed_says_in_a_forked_child_that_it_is_the_parents() {
-    let stage = Stage::new(1_000, 64 << 20);
-    let child = stage.child("fork-following");
+    let fixture = Fixture::new(1_000, 64 << 20);
+    let child = fixture.child("fork-following");
     assert_eq!(child.says("fork says"), "None None");
     assert_eq!(child.says("origin says"), "0");
 }
@@ -787,8 +787,8 @@ fn an_object_that_is_followed_says_in_a_forked_child_that_it_is_the_parents() {
 ///    waited for ever.
 #[test]
 fn threads_that_the_system_does_not_give_are_an_error() {
-    let stage = Stage::new(1_000, 64 << 20);
-    match &*stage.child("no-threads").says("threads are") {
+    let fixture = Fixture::new(1_000, 64 << 20);
+    match &*fixture.child("no-threads").says("threads are") {
         "given" => println!("SKIPPED: this user's threads cannot be bounded"),
         told => assert_eq!(told, "true Ready(Start) Ready(true)"),
     }
@@ -796,10 +796,10 @@ fn threads_that_the_system_does_not_give_are_an_error() {
 
 #[test]
 fn a_thread_that_waits_for_a_slow_store_handles_its_signals() {
-    let stage = Stage::with(1_000_000, 16 << 20, Options::new().whole_max(0));
-    let mut child = stage.child("be-interrupted");
+    let fixture = Fixture::with(1_000_000, 16 << 20, Options::new().whole_max(0));
+    let mut child = fixture.child("be-interrupted");
     child.says("open");
-    stage.store.control.set_latency(Duration::from_secs(6));
+    fixture.store.control.set_latency(Duration::from_secs(6));
     child.go_on();
     assert_eq!(child.says("interrupted"), "true 10000");
 }
@@ -829,12 +829,12 @@ fn a_server_that_accepts_no_process_is_waited_for_for_a_bounded_time() {
 
 #[test]
 fn an_object_that_is_replaced_is_an_error_and_a_new_open_reads_the_new_one() {
-    let stage = Stage::with(8_000_000, 64 << 20, Options::new().whole_max(0));
-    let client = stage.client();
+    let fixture = Fixture::with(8_000_000, 64 << 20, Options::new().whole_max(0));
+    let client = fixture.client();
     let old = client.open(URL).unwrap();
     let mut buffer = vec![0; 100_000];
     old.read_exact_at(&mut buffer, 0).unwrap();
-    let version = stage.store.control.change("object");
+    let version = fixture.store.control.change("object");
     let error = old.read_at(&mut buffer, 6_000_000).unwrap_err();
     assert!(error.kind() == ErrorKind::Changed && error.to_string().contains("open it again"), "{error}");
     old.read_exact_at(&mut buffer, 0).unwrap();
@@ -844,12 +844,12 @@ fn an_object_that_is_replaced_is_an_error_and_a_new_open_reads_the_new_one() {
     read_all(&new, version, 3);
     // While others read: each read is of one version or an error.
     for round in 0..10 {
-        let version = stage.store.control.change("object");
+        let version = fixture.store.control.change("object");
         let file = client.open(URL).unwrap();
         let mut random = Dice::new(round + 17);
         for step in 0..30 {
             if step == 15 {
-                stage.store.control.change("object");
+                fixture.store.control.change("object");
             }
             let at = random.below(7_900_000);
             match file.read_at(&mut buffer, at) {
@@ -862,8 +862,8 @@ fn an_object_that_is_replaced_is_an_error_and_a_new_open_reads_the_new_one() {
 
 #[test]
 fn a_failed_open_reports_the_servers_words() {
-    let stage = Stage::new(10, 16 << 20);
-    let client = stage.client();
+    let fixture = Fixture::new(10, 16 << 20);
+    let client = fixture.client();
     for (url, words) in
         [("s3://bucket/none", "none"), ("gs://other/x", "no store for it; it has [s3://bucket]")]
     {
@@ -883,8 +883,8 @@ fn a_failed_open_reports_the_servers_words() {
 
 #[test]
 fn ranges_are_fetched_side_by_side() {
-    let stage = Stage::with(16_000_000, 64 << 20, Options::new().whole_max(0));
-    let (control, object) = (&stage.store.control, stage.client().open(URL).unwrap());
+    let fixture = Fixture::with(16_000_000, 64 << 20, Options::new().whole_max(0));
+    let (control, object) = (&fixture.store.control, fixture.client().open(URL).unwrap());
     let mut buffers = vec![vec![0; 10_000]; 12];
     let mut ranges: Vec<_> = buffers
         .iter_mut()
@@ -905,11 +905,11 @@ fn ranges_are_fetched_side_by_side() {
 
 #[test]
 fn pinned_bytes_stay_under_pressure_and_when_the_server_stops() {
-    let mut stage = Stage::with(30_000_000, 16 << 20, Options::new().whole_max(0));
-    let client = stage.client();
+    let mut fixture = Fixture::with(30_000_000, 16 << 20, Options::new().whole_max(0));
+    let client = fixture.client();
     let object = client.open(URL).unwrap();
     let pins: Vec<_> = (0..3).map(|n| object.pin(n * 900_000 + 5..n * 900_000 + 700_005).unwrap()).collect();
-    assert_eq!((stage.server().stats().pins, pins[0].len(), pins[0].is_copied()), (3, 700_000, false));
+    assert_eq!((fixture.server().stats().pins, pins[0].len(), pins[0].is_copied()), (3, 700_000, false));
     let check = || {
         for (n, pin) in pins.iter().enumerate() {
             s3::check(1, n as u64 * 900_000 + 5, &pin.to_vec());
@@ -924,13 +924,13 @@ fn pinned_bytes_stay_under_pressure_and_when_the_server_stops() {
     s3::check(1, 29_999_000, &over.to_vec());
     assert_eq!(over.len(), 1000);
     drop(over);
-    becomes("one is given back", || stage.server().stats().pins == 3);
+    becomes("one is given back", || fixture.server().stats().pins == 3);
     // The cache goes on in this process, without clients.
-    let server = stage.server.take().unwrap();
+    let server = fixture.server.take().unwrap();
     let kept = server.cache().clone();
     server.stop();
     assert_eq!(object.read_at(&mut [0; 10], 0).unwrap_err().kind(), ErrorKind::OwnerDead);
-    let objects = quinion_object::ObjectCache::new(kept, stage.store.store(), Options::new()).unwrap();
+    let objects = quinion_object::ObjectCache::new(kept, fixture.store.store(), Options::new()).unwrap();
     let other = objects.open(&object_store::path::Path::from("object")).unwrap();
     for at in (0..30_000_000).step_by(500_000) {
         s3::check(1, at, &other.bytes(at..at + 500_000).unwrap());
@@ -940,8 +940,8 @@ fn pinned_bytes_stay_under_pressure_and_when_the_server_stops() {
 
 #[test]
 fn a_client_is_told_what_is_cached_and_asks_for_none_of_it() {
-    let mut stage = Stage::with(30_000_000, 16 << 20, Options::new().whole_max(0));
-    let object = stage.client().open(URL).unwrap();
+    let mut fixture = Fixture::with(30_000_000, 16 << 20, Options::new().whole_max(0));
+    let object = fixture.client().open(URL).unwrap();
     assert_eq!(object.residents(0..u64::MAX).unwrap(), []);
     let mut bytes = vec![0; 100_000];
     object.read_exact_at(&mut bytes, 5_000_000).unwrap();
@@ -967,7 +967,7 @@ fn a_client_is_told_what_is_cached_and_asks_for_none_of_it() {
         assert!(object.read_ready(&mut ready, range.start).unwrap(), "{range:?}");
         s3::check(1, range.start, &ready);
     }
-    stage.server.take().unwrap().stop();
+    fixture.server.take().unwrap().stop();
     assert_eq!(object.residents(0..30_000_000).unwrap(), []);
 }
 
@@ -978,17 +978,17 @@ fn a_client_is_told_what_is_cached_and_asks_for_none_of_it() {
 fn a_range_pinned_of_a_folio_whose_fill_fails_is_not_looked_up_in_the_next_one() {
     const STALL: Duration = Duration::from_secs(2);
     let options = Options::new().whole_max(0).attempts_max(1).failure_pause(Duration::from_millis(1));
-    let stage = Stage::with(30_000_000, 16 << 20, options.stall_max(STALL));
+    let fixture = Fixture::with(30_000_000, 16 << 20, options.stall_max(STALL));
     let hello = JoinRequest { version: LAYOUT_VERSION, plan: NO_PLAN, token: ANY_CACHE, run: 0 };
-    let viewer = viewer::connect(&stage.socket(), &hello).unwrap();
+    let viewer = viewer::connect(&fixture.socket(), &hello).unwrap();
     let offer = NameOffer { version: LAYOUT_VERSION, token: viewer.token() };
-    let sent = viewer::send_name(&stage.socket(), &NameRequest::of_object(offer, URL.as_bytes())).unwrap();
+    let sent = viewer::send_name(&fixture.socket(), &NameRequest::of_object(offer, URL.as_bytes())).unwrap();
     let ask = |operation, arguments| viewer.request_within(operation, arguments, 60_000);
     let [handle, place] = ask(Operation::OpenNamed, [sent.ticket().into(), 0, 0]).unwrap();
     // Large folios come of a range that will be needed; the first GET of it ends in the first of them.
     const AT: u64 = 8 << 20;
     const LEN: usize = 10_000;
-    stage.store.control.trouble([Fault::Stall(20_000)]);
+    fixture.store.control.trouble([Fault::Stall(20_000)]);
     let needed = Advice::WillNeed.with_length(4 << 20);
     ask(Operation::Hint, [handle, AT, needed]).unwrap();
     let begun = Instant::now();
@@ -1000,14 +1000,14 @@ fn a_range_pinned_of_a_folio_whose_fill_fails_is_not_looked_up_in_the_next_one()
     }
     assert_eq!(answer.map(|[_, bytes]| bytes), Ok(LEN as u64));
     std::thread::sleep((begun + 3 * STALL / 2).saturating_duration_since(Instant::now()));
-    stage.reads();
+    fixture.reads();
     let (told, touched) = Default::default();
     let (cell, id) = (CellNumber(place as u32), MappingId((place >> 32) as u32));
     let file = ViewedFile { handle, cell, id, marker_reported: &told, touched: &touched };
     let mut pieces = Vec::new();
     let found = viewer.locate(&file, AT..AT + LEN as u64, |first, len| pieces.push((first, len)));
     assert_eq!(found, LEN, "what was pinned is not found");
-    stage.reads();
+    fixture.reads();
     let mut at = AT;
     for (first, len) in pieces {
         // SAFETY: the viewer's mapping stays as long as the process.
@@ -1018,23 +1018,23 @@ fn a_range_pinned_of_a_folio_whose_fill_fails_is_not_looked_up_in_the_next_one()
 
 #[test]
 fn a_process_is_one_client_and_cannot_join_twice_while_it_has_pins() {
-    let stage = Stage::new(100_000, 16 << 20);
-    let (first, second) = (stage.client(), stage.client());
+    let fixture = Fixture::new(100_000, 16 << 20);
+    let (first, second) = (fixture.client(), fixture.client());
     let pin = first.open(URL).unwrap().pin(0..50_000).unwrap();
     read_all(&second.open(URL).unwrap(), 1, 1);
-    assert_eq!(stage.server().stats().clients, 1);
+    assert_eq!(fixture.server().stats().clients, 1);
     let hello = JoinRequest { version: LAYOUT_VERSION, plan: NO_PLAN, token: ANY_CACHE, run: 0 };
-    let refused = viewer::connect(&stage.socket(), &hello).unwrap_err();
+    let refused = viewer::connect(&fixture.socket(), &hello).unwrap_err();
     assert_eq!(refused.raw_os_error(), Some(libc::EBUSY));
     s3::check(1, 0, &pin.to_vec());
 }
 
 #[test]
 fn a_local_file_is_served_until_it_is_written() {
-    let stage = Stage::new(10, 32 << 20);
-    let path = stage.folder.path().join("file");
+    let fixture = Fixture::new(10, 32 << 20);
+    let path = fixture.folder.path().join("file");
     std::fs::write(&path, s3::content(4, 1_000_000)).unwrap();
-    let file = stage.client().open(path.to_str().unwrap()).unwrap();
+    let file = fixture.client().open(path.to_str().unwrap()).unwrap();
     let mut buffer = vec![0; 300_000];
     for at in [0, 5, 800_000, 999_999, 1_000_000, 2_000_000] {
         let read = file.read_at(&mut buffer, at).unwrap();
@@ -1042,7 +1042,7 @@ fn a_local_file_is_served_until_it_is_written() {
         s3::check(4, at, &buffer[..read]);
     }
     if file.is_served().unwrap() {
-        assert!(stage.server().cache().stats().device_bytes >= 300_000, "the kernel has read it");
+        assert!(fixture.server().cache().stats().device_bytes >= 300_000, "the kernel has read it");
     } else {
         println!("SKIPPED: no read lease can be had here");
     }
@@ -1061,20 +1061,20 @@ fn another_user_is_not_let_in() {
         println!("SKIPPED: only root can start a process of another user");
         return;
     }
-    let stage = Stage::new(10, 16 << 20);
+    let fixture = Fixture::new(10, 16 << 20);
     // The very user, in another group: it finds the socket, and the server turns it away.
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "the_child", "--nocapture"]).env("QUINION_CHILD", "stranger");
-    command.env("QUINION_SOCKET", stage.socket());
+    command.env("QUINION_SOCKET", fixture.socket());
     use std::os::unix::process::CommandExt;
     let output = command.gid(12_345).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(said.contains("refused Connect") && said.contains("Permission denied"), "{said}");
-    assert_eq!(stage.server().stats().clients, 0);
+    assert_eq!(fixture.server().stats().clients, 0);
 }
 
 struct Liar {
-    stage: Stage,
+    fixture: Fixture,
     _honest: Process,
     viewer: Viewer,
     offer: NameOffer,
@@ -1083,13 +1083,13 @@ struct Liar {
 impl Liar {
     /// The honest client has ten handles, and ten pins.
     fn new() -> Self {
-        let stage = Stage::new(2_000_000, 32 << 20);
-        let honest = stage.child("hold");
+        let fixture = Fixture::new(2_000_000, 32 << 20);
+        let honest = fixture.child("hold");
         honest.says("holds");
         let hello = JoinRequest { version: LAYOUT_VERSION, plan: NO_PLAN, token: ANY_CACHE, run: 0 };
-        let viewer = viewer::connect(&stage.socket(), &hello).unwrap();
+        let viewer = viewer::connect(&fixture.socket(), &hello).unwrap();
         let offer = NameOffer { version: LAYOUT_VERSION, token: viewer.token() };
-        Self { stage, _honest: honest, viewer, offer }
+        Self { fixture, _honest: honest, viewer, offer }
     }
 
     fn ask(&self, operation: Operation, arguments: [u64; 3]) -> Result<[u64; 2], RequestError> {
@@ -1097,11 +1097,11 @@ impl Liar {
     }
 
     fn send_name(&self, name: &[u8]) -> std::io::Result<SentName> {
-        viewer::send_name(&self.stage.socket(), &NameRequest::of_object(self.offer, name))
+        viewer::send_name(&self.fixture.socket(), &NameRequest::of_object(self.offer, name))
     }
 
     fn pins(&self) -> usize {
-        self.stage.server().stats().pins
+        self.fixture.server().stats().pins
     }
 }
 
@@ -1110,7 +1110,7 @@ const BAD: Result<[u64; 2], RequestError> = Err(RequestError::Errno(libc::EBADF)
 #[test]
 fn hostile_names_and_bytes_at_the_socket_harm_no_other_client() {
     let liar = Liar::new();
-    let socket = liar.stage.socket();
+    let socket = liar.fixture.socket();
     // 1 names of another cache or version, and none
     let offer = liar.offer;
     for offer in [NameOffer { version: 1, ..offer }, NameOffer { token: offer.token ^ 1, ..offer }] {
@@ -1143,7 +1143,7 @@ fn hostile_names_and_bytes_at_the_socket_harm_no_other_client() {
         // SAFETY: the bytes are there.
         unsafe { libc::send(raw.as_raw_fd(), bytes.as_ptr().cast(), len, libc::MSG_NOSIGNAL) };
     }
-    read_all(&liar.stage.client().open(URL).unwrap(), 1, 9);
+    read_all(&liar.fixture.client().open(URL).unwrap(), 1, 9);
     assert_eq!(liar.pins(), 10);
 }
 
@@ -1178,7 +1178,7 @@ fn hostile_questions_harm_no_other_client() {
     liar.ask(Operation::Detach, [handle, 0, 0]).unwrap();
     becomes("they are gone", || liar.pins() == 10);
     assert_eq!(liar.ask(Operation::Pin, [handle, 0, 10]), BAD);
-    read_all(&liar.stage.client().open(URL).unwrap(), 1, 9);
+    read_all(&liar.fixture.client().open(URL).unwrap(), 1, 9);
 }
 
 fn silent_connection(path: &Path) -> std::os::fd::OwnedFd {

@@ -91,14 +91,14 @@ fn the_child() {
     server.stop();
 }
 
-struct Stage {
+struct Fixture {
     server: RefCell<ServerProcess>,
     client: Client,
     path: PathBuf,
     _folder: TempDir,
 }
 
-impl Stage {
+impl Fixture {
     /// With a file whose pages have the bytes `first`, `first + 1`, ..
     fn new(first: u8) -> Self {
         let mode = Permissions::from_mode(0o700);
@@ -146,60 +146,60 @@ fn page_of(revision: &FileRevision, page: usize) -> Option<u8> {
 
 #[test]
 fn handles_of_one_revision_share_its_pages() {
-    let stage = Stage::new(1);
-    let (one, other) = (stage.open(b"7").unwrap(), stage.open(b"7").unwrap());
+    let fixture = Fixture::new(1);
+    let (one, other) = (fixture.open(b"7").unwrap(), fixture.open(b"7").unwrap());
     assert_eq!(one.len(), (PAGES * PAGE) as u64);
     assert_eq!(page_of(&one, 5), Some(6));
-    let read = stage.device_bytes();
+    let read = fixture.device_bytes();
     assert!(read >= PAGE as u64 && read < (PAGES * PAGE) as u64, "{read}: a page, and nothing ahead of it");
     assert_eq!(page_of(&other, 5), Some(6));
-    assert_eq!(stage.device_bytes(), read, "the server has read it before");
+    assert_eq!(fixture.device_bytes(), read, "the server has read it before");
     drop((one, other));
-    assert_eq!(page_of(&stage.open(b"7").unwrap(), 5), Some(6));
-    assert_eq!(stage.device_bytes(), read, "and has it still, without a handle");
-    assert_eq!(page_of(&stage.open(b"8").unwrap(), 5), Some(6));
-    assert!(stage.device_bytes() > read, "another name is another content");
+    assert_eq!(page_of(&fixture.open(b"7").unwrap(), 5), Some(6));
+    assert_eq!(fixture.device_bytes(), read, "and has it still, without a handle");
+    assert_eq!(page_of(&fixture.open(b"8").unwrap(), 5), Some(6));
+    assert!(fixture.device_bytes() > read, "another name is another content");
 }
 
 #[test]
 fn a_revision_keeps_its_pages_and_takes_none_of_a_later_content() {
-    let stage = Stage::new(1);
-    let old = stage.open(b"7").unwrap();
+    let fixture = Fixture::new(1);
+    let old = fixture.open(b"7").unwrap();
     assert_eq!(page_of(&old, 5), Some(6));
-    stage.change(5, 200);
-    stage.change(9, 201);
+    fixture.change(5, 200);
+    fixture.change(9, 201);
     assert_eq!(page_of(&old, 5), Some(6), "it is cached");
     assert_eq!(page_of(&old, 9), None, "the file has another content now");
     assert_eq!(page_of(&old, 30), None, "which may be of this page, too");
     // The device has failed at nothing, and its errors are not to hide among these.
-    let Device { errors, stale, .. } = stage.device();
+    let Device { errors, stale, .. } = fixture.device();
     assert!(errors == 0 && stale >= 2, "{errors} errors, {stale} of a changed file");
     sleep(SETTLED);
     assert_eq!(page_of(&old, 9), None);
-    let new = stage.open(b"7").unwrap();
+    let new = fixture.open(b"7").unwrap();
     assert_eq!((page_of(&new, 5), page_of(&new, 9), page_of(&new, 30)), (Some(200), Some(201), Some(31)));
     assert_eq!(page_of(&old, 5), Some(6));
 }
 
 #[test]
 fn a_file_that_was_changed_just_now_has_no_revision() {
-    let stage = Stage::new(1);
+    let fixture = Fixture::new(1);
     // A busy machine may need longer for an open than the times need to settle.
     let change_and_open = |_| {
-        stage.change(5, 200);
-        stage.open(b"7").err()
+        fixture.change(5, 200);
+        fixture.open(b"7").err()
     };
     let refused = (0..100).find_map(change_and_open).expect("no open comes soon after its change");
     assert_eq!(refused.kind(), ErrorKind::Changed, "{refused}");
     sleep(SETTLED);
-    assert_eq!(page_of(&stage.open(b"7").unwrap(), 5), Some(200));
+    assert_eq!(page_of(&fixture.open(b"7").unwrap(), 5), Some(200));
 }
 
 #[test]
 fn a_cut_file_gives_nothing_behind_its_end() {
-    let stage = Stage::new(1);
-    let old = stage.open(b"7").unwrap();
-    OpenOptions::new().write(true).open(&stage.path).unwrap().set_len(PAGE as u64).unwrap();
+    let fixture = Fixture::new(1);
+    let old = fixture.open(b"7").unwrap();
+    OpenOptions::new().write(true).open(&fixture.path).unwrap().set_len(PAGE as u64).unwrap();
     assert_eq!(page_of(&old, 5), None);
     assert_eq!(page_of(&old, PAGES), None, "the revision ends before");
     assert_eq!(old.read_exact_at(&mut [0; 2], u64::MAX).unwrap(), RevisionRead::Over);
@@ -207,82 +207,82 @@ fn a_cut_file_gives_nothing_behind_its_end() {
 
 #[test]
 fn requests_that_mean_nothing_are_refused_in_words() {
-    let stage = Stage::new(1);
+    let fixture = Fixture::new(1);
     for name in [&b""[..], &[7; 129]] {
-        let refused = stage.open(name).map(drop).unwrap_err().to_string();
+        let refused = fixture.open(name).map(drop).unwrap_err().to_string();
         assert!(refused.contains("1 to 128 bytes"), "{refused}");
     }
     let open_as = |file: &File| {
         let request = RevisionRequest { file: file.as_fd(), name: b"7" };
-        stage.client.open_revision(request).map(drop)
+        fixture.client.open_revision(request).map(drop)
     };
-    let write_only = OpenOptions::new().write(true).open(&stage.path).unwrap();
-    let folder = File::open(stage.path.parent().unwrap()).unwrap();
+    let write_only = OpenOptions::new().write(true).open(&fixture.path).unwrap();
+    let folder = File::open(fixture.path.parent().unwrap()).unwrap();
     let pseudo = File::open("/proc/self/status").unwrap();
     for (file, what) in [(&write_only, "for writing"), (&folder, "a folder"), (&pseudo, "of /proc")] {
         let refused = open_as(file).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Open, "{what}: {refused}");
     }
-    assert_eq!(page_of(&stage.open(b"7").unwrap(), 1), Some(2), "the server serves on");
+    assert_eq!(page_of(&fixture.open(b"7").unwrap(), 1), Some(2), "the server serves on");
 }
 
 #[test]
 fn after_the_end_of_the_server_the_engine_reads() {
-    let stage = Stage::new(1);
-    let revision = stage.open(b"7").unwrap();
+    let fixture = Fixture::new(1);
+    let revision = fixture.open(b"7").unwrap();
     assert_eq!(page_of(&revision, 5), Some(6));
     assert!(revision.is_served().unwrap());
-    stage.server.borrow_mut().stop();
+    fixture.server.borrow_mut().stop();
     assert_eq!(page_of(&revision, 5), None);
     assert!(!revision.is_served().unwrap());
-    assert!(stage.open(b"7").is_err());
+    assert!(fixture.open(b"7").is_err());
 }
 
 /// A close of any descriptor of a file ends the locks of the process on it: none is closed here.
 #[test]
 fn locks_of_the_process_on_the_file_outlive_its_revisions() {
-    let stage = Stage::new(1);
-    let file = OpenOptions::new().read(true).write(true).open(&stage.path).unwrap();
+    let fixture = Fixture::new(1);
+    let file = OpenOptions::new().read(true).write(true).open(&fixture.path).unwrap();
     fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive).unwrap();
     let request = RevisionRequest { file: file.as_fd(), name: b"7" };
-    let revision = stage.client.open_revision(request).unwrap();
+    let revision = fixture.client.open_revision(request).unwrap();
     assert_eq!(page_of(&revision, 5), Some(6));
     drop(revision);
-    assert_locked(&stage.path);
+    assert_locked(&fixture.path);
     drop(file);
 }
 
 #[test]
 fn a_server_opens_no_revision_for_its_own_process() {
-    let stage = Stage::new(1);
-    let socket = stage.path.with_file_name("own").display().to_string();
+    let fixture = Fixture::new(1);
+    let socket = fixture.path.with_file_name("own").display().to_string();
     let cache = Cache::builder().memory(16 << 20).build().unwrap();
     let server = Server::builder(cache).revisions(true).start_at(Socket::bind(&socket).unwrap()).unwrap();
-    let file = OpenOptions::new().read(true).write(true).open(&stage.path).unwrap();
+    let file = OpenOptions::new().read(true).write(true).open(&fixture.path).unwrap();
     fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive).unwrap();
     let own = Client::connect(&socket).unwrap();
     let refused =
         own.open_revision(RevisionRequest { file: file.as_fd(), name: b"7" }).map(drop).unwrap_err();
     assert!(refused.to_string().contains("this very process"), "{refused}");
     drop((own, server));
-    assert_locked(&stage.path);
+    assert_locked(&fixture.path);
 }
 
 /// The close of a file ends all POSIX locks that the server's process has on it: a program with a server may have some.
 #[test]
 fn a_server_opens_revisions_only_if_its_program_allows_that() {
-    let stage = Stage::new(1);
-    let socket = stage.path.with_file_name("own").display().to_string();
+    let fixture = Fixture::new(1);
+    let socket = fixture.path.with_file_name("own").display().to_string();
     let cache = Cache::builder().memory(16 << 20).build().unwrap();
     let server = Server::builder(cache).start_at(Socket::bind(&socket).unwrap()).unwrap();
-    let file = OpenOptions::new().read(true).write(true).open(&stage.path).unwrap();
+    let file = OpenOptions::new().read(true).write(true).open(&fixture.path).unwrap();
     fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive).unwrap();
     let status = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "the_client", "--test-threads=1"])
-        .env(CLIENT, format!("{socket}\n{}", stage.path.display()))
+        .env(CLIENT, format!("{socket}\n{}", fixture.path.display()))
         .status();
     assert!(status.unwrap().success());
-    assert_locked(&stage.path);
+    assert_locked(&fixture.path);
     server.stop();
 }
 

@@ -123,13 +123,13 @@ fn pass_on(client: &OwnedFd, server_path: &Path, other: Other) {
     }
 }
 
-struct Stage {
+struct Fixture {
     folder: tempfile::TempDir,
     server: Server,
     socket: PathBuf,
 }
 
-impl Stage {
+impl Fixture {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let store = Arc::new(InMemory::new());
@@ -174,39 +174,39 @@ fn read(client: &Client) {
 
 #[test]
 fn a_client_of_another_version_is_refused_and_told_why() {
-    let stage = Stage::new();
-    read(&Client::connect(stage.relay(Other::Nowhere).to_str().unwrap()).unwrap());
-    let before = stage.server.stats().clients;
-    let said = stage.refusal(Other::Join);
+    let fixture = Fixture::new();
+    read(&Client::connect(fixture.relay(Other::Nowhere).to_str().unwrap()).unwrap());
+    let before = fixture.server.stats().clients;
+    let said = fixture.refusal(Other::Join);
     assert!(said.contains("another version: use the same version for both"), "{said}");
-    assert_eq!(stage.server.stats().clients, before, "it was given a place");
-    read(&Client::connect(stage.socket.to_str().unwrap()).unwrap());
-    stage.server.stop();
+    assert_eq!(fixture.server.stats().clients, before, "it was given a place");
+    read(&Client::connect(fixture.socket.to_str().unwrap()).unwrap());
+    fixture.server.stop();
 }
 
 #[test]
 fn a_client_refuses_a_server_of_another_version_that_admits_it() {
-    let stage = Stage::new();
+    let fixture = Fixture::new();
     for other in [Other::File(ARENA), Other::File(CONTROL)] {
-        let said = stage.refusal(other);
+        let said = fixture.refusal(other);
         assert!(
             said.contains("not of this version") && said.contains("one version of Quinion"),
             "{other:?}: {said}"
         );
         assert!(said.contains(&format!("Version({})", LAYOUT_VERSION - 1)), "{other:?}: {said}");
     }
-    let said = stage.refusal(Other::Reply);
+    let said = fixture.refusal(Other::Reply);
     assert!(said.contains("answer is not known") && said.contains("one version of Quinion"), "{said}");
-    read(&Client::connect(stage.socket.to_str().unwrap()).unwrap());
-    stage.server.stop();
+    read(&Client::connect(fixture.socket.to_str().unwrap()).unwrap());
+    fixture.server.stop();
 }
 
 #[test]
 fn a_name_in_a_message_of_another_version_is_refused() {
-    let stage = Stage::new();
-    let client = Client::connect(stage.relay(Other::Name).to_str().unwrap()).unwrap();
+    let fixture = Fixture::new();
+    let client = Client::connect(fixture.relay(Other::Name).to_str().unwrap()).unwrap();
     let said = client.open(URL).unwrap_err().to_string();
     assert!(said.contains(URL) && said.contains("version"), "{said}");
-    read(&Client::connect(stage.socket.to_str().unwrap()).unwrap());
-    stage.server.stop();
+    read(&Client::connect(fixture.socket.to_str().unwrap()).unwrap());
+    fixture.server.stop();
 }

@@ -8,7 +8,7 @@
 //! | [`device`] | a device whose bytes say where they belong, which a test holds, breaks and watches |
 //! | [`content`] | pages that say whose they are, the check of what a read returned, and a random number generator |
 //! | [`twins`] | the system under test beside a naive model (or the kernel): each operation is done to both |
-//! | [`stages`] | one part of the cache alone, without the parts above it |
+//! | [`fixtures`] | one part of the cache alone, without the parts above it |
 //! | [`nodes`] | a node allocator for tree tests that runs out on request and finds leaks |
 //! | [`hazard`] | refused system calls, signals, and tests in a process of their own |
 //! | [`hanging`] | a file system that stops answering on request |
@@ -32,11 +32,11 @@ pub mod block_on;
 pub mod content;
 pub mod device;
 pub mod doubles;
+pub mod fixtures;
 pub mod hanging;
 pub mod hazard;
 pub mod naive_owner;
 pub mod nodes;
 pub mod shrinking;
-pub mod stages;
 pub mod twins;
 pub mod vmm;

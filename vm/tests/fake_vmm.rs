@@ -16,12 +16,12 @@ fn be_the_monitor() {
     vmm::monitor::be_the_monitor();
 }
 
-struct Stage {
+struct Fixture {
     folder: tempfile::TempDir,
     image: Image,
 }
 
-impl Stage {
+impl Fixture {
     fn new(pages: u64) -> Self {
         Self { folder: tempfile::tempdir().unwrap(), image: Image::new(7, pages) }
     }
@@ -42,10 +42,10 @@ fn a_right_server_is_found_right() {
     if !vmm::has("a_right_server_is_found_right", &[Need::Userfault(ALL_EVENTS)]) {
         return;
     }
-    let stage = Stage::new(600);
+    let fixture = Fixture::new(600);
     for backing in [Backing::Anonymous, Backing::Shared] {
-        let server = stage.serve(Wrong::Nothing);
-        let plan = stage.plan().backing(backing.clone()).features(ALL_EVENTS).in_regions(3);
+        let server = fixture.serve(Wrong::Nothing);
+        let plan = fixture.plan().backing(backing.clone()).features(ALL_EVENTS).in_regions(3);
         let mut monitor = Monitor::start(&plan);
         monitor.does("touch 0 300 4");
         monitor.does("write 10 20 77");
@@ -68,9 +68,9 @@ fn a_balloon_may_be_at_it_while_threads_read() {
     if !vmm::has("a_balloon_may_be_at_it_while_threads_read", &[Need::Userfault(kernel::EVENT_REMOVE)]) {
         return;
     }
-    let stage = Stage::new(200);
-    let _server = stage.serve(Wrong::Nothing);
-    let mut monitor = Monitor::start(&stage.plan());
+    let fixture = Fixture::new(200);
+    let _server = fixture.serve(Wrong::Nothing);
+    let mut monitor = Monitor::start(&fixture.plan());
     monitor.does("race 200 3");
     monitor.does("touch 0 200 3");
 }
@@ -80,9 +80,9 @@ fn a_child_is_served_with_its_parents_image() {
     if !vmm::has("a_child_is_served_with_its_parents_image", &[Need::Userfault(ALL_EVENTS)]) {
         return;
     }
-    let stage = Stage::new(200);
-    let _server = stage.serve(Wrong::Nothing);
-    let mut monitor = Monitor::start(&stage.plan().features(ALL_EVENTS));
+    let fixture = Fixture::new(200);
+    let _server = fixture.serve(Wrong::Nothing);
+    let mut monitor = Monitor::start(&fixture.plan().features(ALL_EVENTS));
     monitor.does("touch 0 50 1");
     monitor.does("balloon 10 10 dontneed");
     monitor.does("fork touch 0 100 1; balloon 60 20 dontneed; touch 0 200 1");
@@ -95,10 +95,10 @@ fn every_mistake_of_a_server_is_noticed() {
     if !vmm::has("every_mistake_of_a_server_is_noticed", &[Need::Userfault(kernel::EVENT_REMOVE)]) {
         return;
     }
-    let stage = Stage::new(64);
+    let fixture = Fixture::new(64);
     for wrong in [Wrong::Byte(10), Wrong::Neighbour, Wrong::Removed, Wrong::RemovedBeside] {
-        let _server = stage.serve(wrong);
-        let mut monitor = Monitor::start(&stage.plan());
+        let _server = fixture.serve(wrong);
+        let mut monitor = Monitor::start(&fixture.plan());
         monitor.does("write 5 1 77");
         // Neither the page before the range nor the first page of it is zeros in the image.
         monitor.does("balloon 22 38 dontneed");
@@ -114,13 +114,13 @@ fn clones_of_an_image_in_memory_get_minor_faults() {
     if !vmm::has(test, &[Need::Userfault(kernel::MINOR_SHMEM)]) {
         return;
     }
-    let stage = Stage::new(128);
+    let fixture = Fixture::new(128);
     // The server answers with CONTINUE; the file has the bytes.
-    let file = kernel::memfd(stage.image.bytes());
+    let file = kernel::memfd(fixture.image.bytes());
     let path = vmm::naive::path_of(&file);
-    stage.image.write(&path);
-    let _server = stage.serve(Wrong::Nothing);
-    let plan = stage.plan().features(kernel::MINOR_SHMEM).backing(Backing::Clone(path.clone()));
+    fixture.image.write(&path);
+    let _server = fixture.serve(Wrong::Nothing);
+    let plan = fixture.plan().features(kernel::MINOR_SHMEM).backing(Backing::Clone(path.clone()));
     let mut clones = [Monitor::start(&plan), Monitor::start(&plan)];
     for clone in &mut clones {
         clone.does("touch 0 128 3");
@@ -128,7 +128,7 @@ fn clones_of_an_image_in_memory_get_minor_faults() {
         clone.does("touch 0 128 3");
     }
     let bytes = std::fs::read(&path).unwrap();
-    assert!((0..128).all(|page| bytes[page * 4096..][..4096] == stage.image.page(page as u64)));
+    assert!((0..128).all(|page| bytes[page * 4096..][..4096] == fixture.image.page(page as u64)));
 }
 
 #[test]
@@ -136,10 +136,10 @@ fn a_monitor_may_be_killed_in_a_fault() {
     if !vmm::has("a_monitor_may_be_killed_in_a_fault", &[Need::Userfault(kernel::EVENT_REMOVE)]) {
         return;
     }
-    let stage = Stage::new(64);
+    let fixture = Fixture::new(64);
     // The listener accepts no connection and answers no fault.
-    let _listener = std::os::unix::net::UnixListener::bind(stage.plan().socket).unwrap();
-    let mut monitor = Monitor::start(&stage.plan());
+    let _listener = std::os::unix::net::UnixListener::bind(fixture.plan().socket).unwrap();
+    let mut monitor = Monitor::start(&fixture.plan());
     monitor.tell("touch 0 64 2");
     monitor.kill();
     assert_eq!(monitor.ended().signal(), Some(libc::SIGKILL));
@@ -151,9 +151,9 @@ fn a_guest_sums_and_writes_the_servers_pages() {
     if !vmm::has("a_guest_sums_and_writes_the_servers_pages", &needs) {
         return;
     }
-    let stage = Stage::new(256);
-    let server = stage.serve(Wrong::Nothing);
-    let mut monitor = Monitor::start(&stage.plan().in_regions(2));
+    let fixture = Fixture::new(256);
+    let server = fixture.serve(Wrong::Nothing);
+    let mut monitor = Monitor::start(&fixture.plan().in_regions(2));
     monitor.does("sum 0 100");
     monitor.does("set 50 100 123456789012345");
     monitor.does("sum 0 256");
@@ -161,8 +161,8 @@ fn a_guest_sums_and_writes_the_servers_pages() {
     monitor.does("sum 0 256");
     monitor.does("touch 0 256 2");
     assert!(server.stop() >= 256);
-    let _wrong = stage.serve(Wrong::Byte(33));
-    let answer = Monitor::start(&stage.plan()).ask("sum 2 40").unwrap();
+    let _wrong = fixture.serve(Wrong::Byte(33));
+    let answer = Monitor::start(&fixture.plan()).ask("sum 2 40").unwrap();
     assert!(answer.starts_with("the guest's sum"), "{answer}");
 }
 

@@ -45,14 +45,14 @@ enum Turn {
     Alone(#[expect(dead_code, reason = "held")] RwLockWriteGuard<'static, ()>),
 }
 
-struct Stage {
+struct Fixture {
     folder: TempDir,
     image: Image,
     cache: Cache,
     _turn: Turn,
 }
 
-impl Stage {
+impl Fixture {
     fn new() -> Self {
         Self::with(Turn::Beside(APART.read().unwrap_or_else(PoisonError::into_inner)))
     }
@@ -60,14 +60,14 @@ impl Stage {
         Self::with(Turn::Alone(APART.write().unwrap_or_else(PoisonError::into_inner)))
     }
     fn with(turn: Turn) -> Self {
-        let stage = Self {
+        let fixture = Self {
             _turn: turn,
             folder: tempfile::tempdir().unwrap(),
             image: Image::new(21, PAGES),
             cache: Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap(),
         };
-        stage.image.write(&stage.snapshot());
-        stage
+        fixture.image.write(&fixture.snapshot());
+        fixture
     }
     fn snapshot(&self) -> PathBuf {
         self.folder.path().join("memory")
@@ -181,16 +181,16 @@ fn lies_are_refused_with_a_word() {
     if !vmm::has("lies_are_refused_with_a_word", &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new();
-    let server = stage.serve(options(|o| o.on_failure = OnFailure::Leave));
+    let fixture = Fixture::new();
+    let server = fixture.serve(options(|o| o.on_failure = OnFailure::Leave));
     for (name, message) in lies() {
-        let said = stage.say(message.as_bytes(), &[]);
+        let said = fixture.say(message.as_bytes(), &[]);
         assert!(message.is_empty() || said.contains("\"error\""), "{name}, without a descriptor: {said:?}");
         let userfault = Userfault::open(kernel::EVENT_REMOVE).unwrap();
-        let said = stage.say(message.as_bytes(), &[userfault.as_fd()]);
+        let said = fixture.say(message.as_bytes(), &[userfault.as_fd()]);
         assert!(message.is_empty() || said.contains("\"error\""), "{name}, with a descriptor: {said:?}");
     }
-    stage.is_well();
+    fixture.is_well();
     server.stop();
 }
 
@@ -200,19 +200,19 @@ fn places_without_memory_do_no_harm() {
     if !vmm::has("places_without_memory_do_no_harm", &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new();
-    let _server = stage.serve(options(|o| o.on_failure = OnFailure::Leave));
+    let fixture = Fixture::new();
+    let _server = fixture.serve(options(|o| o.on_failure = OnFailure::Leave));
     let mut peers = Vec::new();
     for address in ["0", "4096", "139999999995904", "18446603336221196288", "18446744073709535232"] {
         let userfault = Userfault::open(kernel::EVENT_REMOVE).unwrap();
-        let stream = stage.connect();
+        let stream = fixture.connect();
         let message = format!("[{}]", region(address, "8192", "0", "4096"));
         kernel::send(&stream, message.as_bytes(), &[userfault.as_fd()]).unwrap();
         peers.push((stream, userfault));
-        stage.is_well();
+        fixture.is_well();
     }
     drop(peers);
-    stage.is_well();
+    fixture.is_well();
 }
 
 #[test]
@@ -220,17 +220,17 @@ fn messages_without_end_are_not_read_to_their_end() {
     if !vmm::has("messages_without_end_are_not_read_to_their_end", &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new();
-    let _server = stage.serve(RestoreOptions::default());
+    let fixture = Fixture::new();
+    let _server = fixture.serve(RestoreOptions::default());
     for filler in [b' ', b'[', b'"', b'0', 0xff] {
-        let mut stream = stage.connect();
+        let mut stream = fixture.connect();
         let _ = stream.write_all(b"[");
         let block = [filler; 4096];
         let sent = (0..4096).take_while(|_| stream.write_all(&block).is_ok()).count();
         assert!(sent < 4096, "the server reads 16 MiB of {filler:#x} for a message");
         let _ = rest(stream);
     }
-    stage.is_well();
+    fixture.is_well();
 }
 
 #[test]
@@ -238,35 +238,35 @@ fn a_descriptor_that_is_no_userfaultfd_is_not_taken_for_one() {
     if !vmm::has("a_descriptor_that_is_no_userfaultfd_is_not_taken_for_one", &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new();
-    let _server = stage.serve(options(|o| o.on_failure = OnFailure::Leave));
+    let fixture = Fixture::new();
+    let _server = fixture.serve(options(|o| o.on_failure = OnFailure::Leave));
     let message = format!("[{}]", good());
     let (one, other) = UnixStream::pair().unwrap();
     let (reader, writer) = std::io::pipe().unwrap();
     let kinds: Vec<(&str, OwnedFd)> = vec![
         ("a file in memory", kernel::memfd(8192)),
-        ("a file", std::fs::File::open(stage.snapshot()).unwrap().into()),
-        ("a folder", std::fs::File::open(stage.folder.path()).unwrap().into()),
+        ("a file", std::fs::File::open(fixture.snapshot()).unwrap().into()),
+        ("a folder", std::fs::File::open(fixture.folder.path()).unwrap().into()),
         ("a device", std::fs::File::open("/dev/zero").unwrap().into()),
         ("nothing's device", std::fs::File::open("/dev/null").unwrap().into()),
         ("a socket", one.into()),
         ("its other end", other.into()),
         ("a pipe", reader.into()),
         ("its other end", writer.into()),
-        ("the server's own socket", stage.connect().into()),
+        ("the server's own socket", fixture.connect().into()),
     ];
-    let said = stage.say(message.as_bytes(), &[]);
+    let said = fixture.say(message.as_bytes(), &[]);
     assert!(said.contains("\"error\""), "no descriptor: {said:?}");
     for (name, kind) in &kinds {
-        let said = stage.say(message.as_bytes(), &[kind.as_fd()]);
+        let said = fixture.say(message.as_bytes(), &[kind.as_fd()]);
         assert!(said.contains("\"error\""), "{name}: {said:?}");
     }
     let two = [kinds[0].1.as_fd(), kinds[1].1.as_fd()];
-    assert!(stage.say(message.as_bytes(), &two).contains("\"error\""));
+    assert!(fixture.say(message.as_bytes(), &two).contains("\"error\""));
     // More descriptors than any message needs.
     let many: Vec<BorrowedFd<'_>> = (0..64).map(|n| kinds[n % kinds.len()].1.as_fd()).collect();
-    assert!(stage.say(message.as_bytes(), &many).contains("\"error\""));
-    stage.is_well();
+    assert!(fixture.say(message.as_bytes(), &many).contains("\"error\""));
+    fixture.is_well();
 }
 
 #[test]
@@ -274,9 +274,9 @@ fn a_userfaultfd_of_other_memory_harms_no_other() {
     if !vmm::has("a_userfaultfd_of_other_memory_harms_no_other", &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new();
-    let _server = stage.serve(RestoreOptions::default());
-    let socket = stage.socket();
+    let fixture = Fixture::new();
+    let _server = fixture.serve(RestoreOptions::default());
+    let socket = fixture.socket();
     let socket = socket.to_str().unwrap();
     let region = |address: &str, offset: &str| region(address, "8192", offset, "4096");
     for (name, message) in [
@@ -289,7 +289,7 @@ fn a_userfaultfd_of_other_memory_harms_no_other() {
         let _ = liar.ask(&format!("lie {socket} {message}"));
         liar.tell("touch 0 2 1");
         assert_eq!(liar.ended().signal(), Some(libc::SIGKILL), "{name}: no server, so it is killed");
-        stage.is_well();
+        fixture.is_well();
     }
 }
 
@@ -298,20 +298,20 @@ fn the_silent_are_let_go() {
     if !vmm::has("the_silent_are_let_go", &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new();
+    let fixture = Fixture::new();
     let options = options(|o| {
         o.greeting = Duration::from_millis(300);
         o.vms_max = 4;
     });
-    let _server = stage.serve(options);
-    let silent: Vec<UnixStream> = (0..4).map(|_| stage.connect()).collect();
-    let mut half = stage.connect();
+    let _server = fixture.serve(options);
+    let silent: Vec<UnixStream> = (0..4).map(|_| fixture.connect()).collect();
+    let mut half = fixture.connect();
     half.write_all(b"[{\"base_host").unwrap();
     for stream in silent {
         let _ = rest(stream);
     }
     let _ = rest(half);
-    stage.is_well();
+    fixture.is_well();
 }
 
 /// The peer behind the silent ones may be a machine, which would have to be killed if it were refused.
@@ -320,17 +320,17 @@ fn silent_peers_are_waited_for_and_no_other_is_refused_for_them() {
     if !vmm::has("silent_peers_are_waited_for_and_no_other_is_refused_for_them", &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new();
+    let fixture = Fixture::new();
     let options = options(|o| {
         o.greeting = Duration::from_millis(300);
         o.vms_max = 2;
     });
-    let server = stage.serve(options);
+    let server = fixture.serve(options);
     for _ in 0..3 {
         // The monitor process exists before the silent peers connect, so they are still silent when it connects.
         let mut machine = Monitor::idle();
-        let silent = [(); 2].map(|()| stage.connect());
-        machine.does(&Plan::new(stage.socket(), stage.image).command());
+        let silent = [(); 2].map(|()| fixture.connect());
+        machine.does(&Plan::new(fixture.socket(), fixture.image).command());
         machine.does(&format!("touch 0 {PAGES} 2"));
         for stream in silent {
             assert!(rest(stream).contains("did not come"), "the only error is that the message is late");
@@ -348,18 +348,18 @@ fn a_machine_that_has_connected_and_was_not_accepted_is_ended_with_the_server() 
     if !vmm::has(test, &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new();
+    let fixture = Fixture::new();
     let options = options(|o| {
         o.greeting = Duration::from_secs(3600);
         o.vms_max = 1;
     });
-    let server = stage.serve(options);
-    let (silent, mut machine) = (stage.connect(), Monitor::idle());
-    machine.does(&Plan::new(stage.socket(), stage.image).command());
+    let server = fixture.serve(options);
+    let (silent, mut machine) = (fixture.connect(), Monitor::idle());
+    machine.does(&Plan::new(fixture.socket(), fixture.image).command());
     machine.tell("touch 0 1 1");
     server.stop();
     assert_eq!(machine.wait().signal(), Some(libc::SIGKILL));
-    assert!(!stage.socket().exists());
+    assert!(!fixture.socket().exists());
     assert_eq!(rest(silent), "");
 }
 
@@ -369,19 +369,19 @@ fn a_machine_that_comes_when_the_last_has_ended_is_served() {
     if !vmm::has("a_machine_that_comes_when_the_last_has_ended_is_served", &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new();
+    let fixture = Fixture::new();
     let options = options(|o| {
         o.workers = 4;
         o.vms_max = 1;
     });
-    let server = stage.serve(options);
+    let server = fixture.serve(options);
     for _ in 0..20 {
         let mut next = Monitor::idle();
-        let mut last = Monitor::start(&Plan::new(stage.socket(), stage.image));
+        let mut last = Monitor::start(&Plan::new(fixture.socket(), fixture.image));
         last.does("touch 0 10 1");
         last.kill();
         last.wait();
-        next.does(&Plan::new(stage.socket(), stage.image).command());
+        next.does(&Plan::new(fixture.socket(), fixture.image).command());
         next.does(&format!("touch 0 {PAGES} 2"));
         next.kill();
         next.wait();
@@ -395,24 +395,24 @@ fn thousands_of_connections_are_borne() {
     if !vmm::has("thousands_of_connections_are_borne", &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new();
+    let fixture = Fixture::new();
     let options = options(|o| {
         o.greeting = Duration::from_millis(500);
         o.vms_max = 8;
     });
-    let _server = stage.serve(options);
+    let _server = fixture.serve(options);
     for wave in 0..20 {
         let mut peers = Vec::new();
         for _ in 0..100 {
             // The server may refuse the connection; then the test does not wait for this peer.
-            let Ok(mut stream) = UnixStream::connect(stage.socket()) else { continue };
+            let Ok(mut stream) = UnixStream::connect(fixture.socket()) else { continue };
             let _ = stream.write_all(if wave % 2 == 0 { b"[" } else { b"" });
             peers.push(stream);
         }
         drop(peers);
     }
     until("there is room again", || {
-        let mut monitor = Monitor::start(&Plan::new(stage.socket(), stage.image));
+        let mut monitor = Monitor::start(&Plan::new(fixture.socket(), fixture.image));
         monitor.tell(&format!("touch 0 {PAGES} 2"));
         monitor.hear().as_deref() == Some("done")
     });
@@ -474,7 +474,7 @@ fn hostile_descriptor() {
     if !vmm::has("hostile_descriptor", &[REMOVALS]) {
         return;
     }
-    let stage = Stage::alone();
+    let fixture = Fixture::alone();
     // All processes are started before: a child that starts later closes its copies of descriptors, and blocks.
     let mut honest = Monitor::idle();
     let mut later: Vec<Monitor> = (0..5).map(|_| Monitor::idle()).collect();
@@ -485,8 +485,8 @@ fn hostile_descriptor() {
         o.greeting = Duration::from_secs(1);
         o.vms_max = 300;
     });
-    let server = stage.serve(options);
-    honest.does(&Plan::new(stage.socket(), stage.image).command());
+    let server = fixture.serve(options);
+    honest.does(&Plan::new(fixture.socket(), fixture.image).command());
     honest.does("touch 0 10 1");
     const EACH: usize = 12;
     let message = format!("[{}]", good());
@@ -505,14 +505,14 @@ fn hostile_descriptor() {
             if let Some(hung) = &hung {
                 let file = std::fs::File::open(hung.path()).unwrap();
                 let borrowed = vec![file.as_fd(); count];
-                let stream = stage.connect();
+                let stream = fixture.connect();
                 kernel::send(&stream, text.as_bytes(), &borrowed).unwrap();
                 streams.push(stream);
                 // Closing the file here would block, too.
                 std::mem::forget(file);
             }
             for kind in kinds {
-                let stream = stage.connect();
+                let stream = fixture.connect();
                 let borrowed: Vec<BorrowedFd<'_>> = kind.iter().map(AsFd::as_fd).collect();
                 kernel::send(&stream, b" ", &borrowed).unwrap();
                 // The server has the last copy when it finds the message invalid, unless there were too many.
@@ -527,7 +527,7 @@ fn hostile_descriptor() {
         wait_for_hanging(hung_before + if count == 1 { EACH } else { 1 });
         let began = std::time::Instant::now();
         let next = later.last_mut().unwrap();
-        next.does(&Plan::new(stage.socket(), stage.image).command());
+        next.does(&Plan::new(fixture.socket(), fixture.image).command());
         next.does(&format!("touch 0 {PAGES} 2"));
         later.pop();
         honest.does(&format!("touch 0 {PAGES} 2"));

@@ -5,13 +5,13 @@
 //! ```
 
 use quinion_testing::vmm;
-mod stage;
+mod fixture;
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
+use fixture::{Fixture, options};
 use quinion_vm::OnFailure;
-use stage::{Stage, options};
 
 use quinion_testing::vmm::{Backing, Image, Monitor, Need, Plan, kernel};
 
@@ -22,8 +22,8 @@ fn be_the_monitor() {
 
 const FEATURES: u64 = kernel::MINOR_SHMEM | kernel::MISSING_SHMEM | kernel::EVENT_REMOVE;
 
-fn mapping(stage: &Stage) -> Plan {
-    stage.plan().backing(Backing::Offered).features(FEATURES)
+fn mapping(fixture: &Fixture) -> Plan {
+    fixture.plan().backing(Backing::Offered).features(FEATURES)
 }
 
 #[test]
@@ -31,9 +31,9 @@ fn clones_share_an_image_and_keep_their_writes() {
     if !vmm::has("clones_share_an_image_and_keep_their_writes", &[Need::Userfault(FEATURES)]) {
         return;
     }
-    let stage = Stage::new(Image::new(51, 3000));
-    let server = stage.serve(options(|o| o.minor = true));
-    let mut clones: Vec<Monitor> = (0..4).map(|_| Monitor::start(&mapping(&stage))).collect();
+    let fixture = Fixture::new(Image::new(51, 3000));
+    let server = fixture.serve(options(|o| o.minor = true));
+    let mut clones: Vec<Monitor> = (0..4).map(|_| Monitor::start(&mapping(&fixture))).collect();
     for (number, clone) in clones.iter_mut().enumerate() {
         clone.tell(&format!("touch {} 1500 3", 300 * number));
     }
@@ -42,15 +42,15 @@ fn clones_share_an_image_and_keep_their_writes() {
         clone.does(&format!("write 100 2000 {}", 77 + number));
         clone.does("touch 0 3000 2");
     }
-    let read = stage.cache.stats().device_bytes;
-    let mut late = Monitor::start(&mapping(&stage));
+    let read = fixture.cache.stats().device_bytes;
+    let mut late = Monitor::start(&mapping(&fixture));
     late.does("touch 0 3000 2");
-    assert_eq!(stage.cache.stats().device_bytes, read, "there is one image for all of them");
+    assert_eq!(fixture.cache.stats().device_bytes, read, "there is one image for all of them");
     // A monitor that copies runs beside them, and another one connects late.
-    Monitor::start(&Plan::new(stage.socket(), stage.image)).does("touch 0 3000 2");
-    Monitor::start(&mapping(&stage).in_regions(3)).does("touch 0 3000 2");
+    Monitor::start(&Plan::new(fixture.socket(), fixture.image)).does("touch 0 3000 2");
+    Monitor::start(&mapping(&fixture).in_regions(3)).does("touch 0 3000 2");
     server.stop();
-    stage.cache.check().unwrap();
+    fixture.cache.check().unwrap();
 }
 
 /// A machine that is told of only one kind of fault would read zeros, or memory that is not filled yet. The server
@@ -62,9 +62,9 @@ fn a_machine_that_asked_for_one_kind_of_fault_sees_the_snapshot_all_the_same() {
         return;
     }
     for (number, mode) in [(54, kernel::MINOR), (55, kernel::MISSING)] {
-        let stage = Stage::new(Image::new(number, 1500));
-        let server = stage.serve(options(|o| o.minor = true));
-        let plan = mapping(&stage);
+        let fixture = Fixture::new(Image::new(number, 1500));
+        let server = fixture.serve(options(|o| o.minor = true));
+        let plan = mapping(&fixture);
         // The memory of the first 2 MiB exists after this touch, and most of its pages are not filled yet.
         Monitor::start(&plan).does("touch 0 1 1");
         Monitor::start(&plan.backing(Backing::OfferedFor(mode))).does("touch 0 1500 2");
@@ -78,9 +78,9 @@ fn a_clones_memory_that_is_given_back_is_the_image_again() {
     if !vmm::has(test, &[Need::Userfault(FEATURES)]) {
         return;
     }
-    let stage = Stage::new(Image::new(52, 400));
-    let _server = stage.serve(options(|o| o.minor = true));
-    let mut clone = Monitor::start(&mapping(&stage));
+    let fixture = Fixture::new(Image::new(52, 400));
+    let _server = fixture.serve(options(|o| o.minor = true));
+    let mut clone = Monitor::start(&mapping(&fixture));
     clone.does("write 50 200 5");
     clone.does("reset 100 200");
     clone.does("touch 0 400 3");
@@ -93,19 +93,19 @@ fn an_image_is_handed_only_to_authorised_peers_and_not_for_writing() {
         return;
     }
     let want = b"{\"quinion_restore\":1,\"want\":\"image\"}\n";
-    let stage = Stage::new(Image::new(53, 100));
-    let server = stage.serve(options(|_| ()));
-    let stream = UnixStream::connect(stage.socket()).unwrap();
+    let fixture = Fixture::new(Image::new(53, 100));
+    let server = fixture.serve(options(|_| ()));
+    let stream = UnixStream::connect(fixture.socket()).unwrap();
     kernel::send(&stream, want, &[]).unwrap();
     let (said, descriptors) = kernel::receive(&stream).unwrap();
     assert!(String::from_utf8_lossy(&said).contains("\"error\"") && descriptors.is_empty(), "{said:?}");
     server.stop();
 
-    let server = stage.serve(options(|o| {
+    let server = fixture.serve(options(|o| {
         o.minor = true;
         o.on_failure = OnFailure::Leave;
     }));
-    let stream = UnixStream::connect(stage.socket()).unwrap();
+    let stream = UnixStream::connect(fixture.socket()).unwrap();
     kernel::send(&stream, want, &[]).unwrap();
     let (_, descriptors) = kernel::receive(&stream).unwrap();
     let [image] = &descriptors[..] else { panic!("one image: {descriptors:?}") };
@@ -122,9 +122,9 @@ fn guests_of_one_image_go_on_in_it_and_keep_their_writes() {
     if !vmm::has("guests_of_one_image_go_on_in_it_and_keep_their_writes", &needs) {
         return;
     }
-    let stage = Stage::new(Image::new(12, 1024));
-    let _server = stage.serve(options(|o| o.minor = true));
-    let plan = mapping(&stage);
+    let fixture = Fixture::new(Image::new(12, 1024));
+    let _server = fixture.serve(options(|o| o.minor = true));
+    let plan = mapping(&fixture);
     let mut clones = [(); 3].map(|()| Monitor::start(&plan));
     for (number, clone) in clones.iter_mut().enumerate() {
         clone.does("sum 0 600");
@@ -134,8 +134,8 @@ fn guests_of_one_image_go_on_in_it_and_keep_their_writes() {
         clone.does("sum 0 1024");
         clone.does("touch 0 1024 2");
     }
-    let read = stage.cache.stats().device_bytes;
-    assert!(read >= stage.image.bytes());
+    let read = fixture.cache.stats().device_bytes;
+    assert!(read >= fixture.image.bytes());
     Monitor::start(&plan).does("sum 0 1024");
-    assert_eq!(stage.cache.stats().device_bytes, read, "there is one image for all of them");
+    assert_eq!(fixture.cache.stats().device_bytes, read, "there is one image for all of them");
 }

@@ -33,7 +33,7 @@ fn options(choose: impl FnOnce(&mut RestoreOptions)) -> RestoreOptions {
     options
 }
 
-struct Stage {
+struct Fixture {
     sockets: TempDir,
     _disk: TempDir,
     image: Image,
@@ -41,7 +41,7 @@ struct Stage {
     cache: Cache,
 }
 
-impl Stage {
+impl Fixture {
     /// `diffs` diffs over a base, each page of the image in a layer of its own choice.
     fn new(image: Image, diffs: usize, seed: u64) -> Self {
         let disk = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -107,17 +107,17 @@ fn machines_of_layers_read_the_pages_that_the_layers_are_merged_to() {
         return;
     }
     for (number, diffs) in [(61, 1), (62, 2), (63, 7)] {
-        let stage = Stage::new(Image::new(number, 1500), diffs, u64::from(number));
+        let fixture = Fixture::new(Image::new(number, 1500), diffs, u64::from(number));
         for fill in [Fill::Nothing, Fill::All] {
-            let server = stage.serve(options(|o| o.fill = fill));
-            stage.reads_all();
-            let mut monitor = Monitor::start(&stage.plan().in_regions(3));
+            let server = fixture.serve(options(|o| o.fill = fill));
+            fixture.reads_all();
+            let mut monitor = Monitor::start(&fixture.plan().in_regions(3));
             monitor.does("write 650 200 77");
             monitor.does("balloon 600 150 dontneed");
             monitor.does("touch 0 1500 4");
             server.stop();
         }
-        stage.cache.check().unwrap();
+        fixture.cache.check().unwrap();
     }
 }
 
@@ -127,13 +127,13 @@ fn machines_of_layers_that_the_kernel_holds_read_the_same() {
     if !vmm::has("machines_of_layers_that_the_kernel_holds_read_the_same", &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(64, 1200), 3, 64);
-    stage.layers.iter().for_each(|layer| drop(fs::read(layer).unwrap()));
-    let server = stage.serve_warm(options(|_| ()));
-    stage.reads_all();
+    let fixture = Fixture::new(Image::new(64, 1200), 3, 64);
+    fixture.layers.iter().for_each(|layer| drop(fs::read(layer).unwrap()));
+    let server = fixture.serve_warm(options(|_| ()));
+    fixture.reads_all();
     // Some of it is held, and the rest is read.
-    vmm::evict(&stage.layers[0], 1 << 20, Some(2 << 20));
-    stage.reads_all();
+    vmm::evict(&fixture.layers[0], 1 << 20, Some(2 << 20));
+    fixture.reads_all();
     server.stop();
 }
 
@@ -142,16 +142,16 @@ fn clones_map_the_image_of_layers() {
     if !vmm::has("clones_map_the_image_of_layers", &[Need::Userfault(BOTH_KINDS)]) {
         return;
     }
-    let stage = Stage::new(Image::new(65, 1100), 2, 65);
-    let server = stage.serve(options(|o| o.minor = true));
-    let plan = stage.plan().backing(Backing::Offered).features(BOTH_KINDS);
+    let fixture = Fixture::new(Image::new(65, 1100), 2, 65);
+    let server = fixture.serve(options(|o| o.minor = true));
+    let plan = fixture.plan().backing(Backing::Offered).features(BOTH_KINDS);
     let mut clones = [Monitor::start(&plan), Monitor::start(&plan)];
     for clone in &mut clones {
         clone.does("touch 0 600 3");
         clone.does("write 100 50 9");
         clone.does("touch 0 1100 3");
     }
-    stage.reads_all();
+    fixture.reads_all();
     let stats = server.stop();
     assert!(stats.counters.mapped_bytes > 0, "{stats:?}");
 }
@@ -161,34 +161,34 @@ fn a_record_of_layers_is_replayed_and_stale_when_a_diff_is_added() {
     if !vmm::has("a_record_of_layers_is_replayed_and_stale_when_a_diff_is_added", &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(66, 1000), 2, 66);
-    let server = stage.serve(options(|o| o.record = true));
-    Monitor::start(&stage.plan()).does("touch 100 500 1");
+    let fixture = Fixture::new(Image::new(66, 1000), 2, 66);
+    let server = fixture.serve(options(|o| o.record = true));
+    Monitor::start(&fixture.plan()).does("touch 100 500 1");
     let record: FaultRecord = server.record().unwrap();
     server.stop();
-    assert_eq!(record.image(), identify_layers(&stage.cache, &stage.layers).unwrap());
+    assert_eq!(record.image(), identify_layers(&fixture.cache, &fixture.layers).unwrap());
     assert_eq!(record.pages(), 500);
 
-    let server = stage.serve(options(|o| o.replay = Some(record.clone())));
-    let mut monitor = Monitor::start(&stage.plan());
+    let server = fixture.serve(options(|o| o.replay = Some(record.clone())));
+    let mut monitor = Monitor::start(&fixture.plan());
     until("the record is replayed", || server.stats().counters.ahead_bytes >= 500 * PAGE as u64);
     monitor.does("touch 0 1000 2");
     assert_eq!(server.stop().counters.stale_bytes, 0);
 
     // A diff above them, of other bytes in those of 57 pages that are not zeros: they are left to their faults.
-    let next = Image { generation: 9, ..stage.image };
-    let top = stage.layers[2].with_file_name("top");
+    let next = Image { generation: 9, ..fixture.image };
+    let top = fixture.layers[2].with_file_name("top");
     let file = fs::File::create(&top).unwrap();
     file.set_len(next.bytes()).unwrap();
     let pages = (300..357).filter(|&page| !next.is_zero(page));
     let changed = pages.map(|page| file.write_all_at(&next.page(page), page * PAGE as u64).unwrap()).count();
     drop(file);
-    let mut layers = stage.layers.clone();
+    let mut layers = fixture.layers.clone();
     layers.push(top);
-    assert_ne!(record.image(), identify_layers(&stage.cache, &layers).unwrap());
+    assert_ne!(record.image(), identify_layers(&fixture.cache, &layers).unwrap());
     let replay = options(|o| o.replay = Some(record));
-    let server = Server::start_layers(&stage.cache, &layers, &stage.socket(), replay).unwrap();
-    let mut monitor = Monitor::start(&stage.plan());
+    let server = Server::start_layers(&fixture.cache, &layers, &fixture.socket(), replay).unwrap();
+    let mut monitor = Monitor::start(&fixture.plan());
     // Before the machine asks: a page that came by a fault is not looked at.
     until("the changed pages are found", || server.stats().counters.stale_bytes >= (changed * PAGE) as u64);
     monitor.does("touch 0 300 2");
@@ -220,11 +220,11 @@ fn a_layer_that_changes_ends_the_machines_and_not_with_mixed_bytes() {
         |path| writable(path).set_len(1 << 20).unwrap(),
     ];
     for (layer, change) in [(0, changes[0]), (1, changes[1]), (2, changes[0])] {
-        let stage = Stage::new(Image::new(67, 800), 2, 67);
-        let server = stage.serve(options(|_| ()));
-        let mut monitor = Monitor::start(&stage.plan());
+        let fixture = Fixture::new(Image::new(67, 800), 2, 67);
+        let server = fixture.serve(options(|_| ()));
+        let mut monitor = Monitor::start(&fixture.plan());
         monitor.does("touch 0 10 1");
-        change(&stage.layers[layer]);
+        change(&fixture.layers[layer]);
         monitor.tell("touch 0 800 2");
         let ended = monitor.ended();
         assert!(!ended.success(), "layer {layer}: {ended:?}");
@@ -234,17 +234,17 @@ fn a_layer_that_changes_ends_the_machines_and_not_with_mixed_bytes() {
 
 #[test]
 fn one_layer_is_a_snapshot_as_ever_and_wrong_ones_are_refused_at_the_start() {
-    let stage = Stage::new(Image::new(68, 300), 1, 68);
+    let fixture = Fixture::new(Image::new(68, 300), 1, 68);
     let start = |layers: &[PathBuf]| {
-        Server::start_layers(&stage.cache, layers, &stage.socket(), RestoreOptions::default())
+        Server::start_layers(&fixture.cache, layers, &fixture.socket(), RestoreOptions::default())
     };
-    let alone = start(&stage.layers[..1]).unwrap();
-    assert_eq!(alone.image(), quinion_vm::identify(&stage.cache, &stage.layers[0]).unwrap());
+    let alone = start(&fixture.layers[..1]).unwrap();
+    assert_eq!(alone.image(), quinion_vm::identify(&fixture.cache, &fixture.layers[0]).unwrap());
     alone.stop();
-    let file = fs::OpenOptions::new().write(true).open(&stage.layers[1]).unwrap();
-    file.set_len(stage.image.bytes() - PAGE as u64).unwrap();
-    let said = start(&stage.layers).unwrap_err().to_string();
+    let file = fs::OpenOptions::new().write(true).open(&fixture.layers[1]).unwrap();
+    file.set_len(fixture.image.bytes() - PAGE as u64).unwrap();
+    let said = start(&fixture.layers).unwrap_err().to_string();
     assert!(said.contains("this diff has") && said.contains("the base has"), "{said}");
     start(&[]).unwrap_err();
-    assert!(!stage.socket().exists());
+    assert!(!fixture.socket().exists());
 }

@@ -5,16 +5,16 @@
 //! ```
 
 use quinion_testing::vmm;
-mod stage;
+mod fixture;
 
 use std::os::unix::process::ExitStatusExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fixture::{Fixture, options};
 use quinion::backend::MemoryFile;
 use quinion::{Cache, ErrorKind, Hint, Pinned};
 use quinion_vm::{FaultRecord, Fill, OnFailure, RestoreOptions, Server};
-use stage::{Stage, options};
 
 use quinion_testing::vmm::{Backing, Image, Monitor, Need, PAGE, Plan, kernel};
 
@@ -32,11 +32,11 @@ fn machines_read_the_snapshot_and_their_writes_and_zeros_where_the_balloon_was()
     if !vmm::has(test, &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(1, 1500));
+    let fixture = Fixture::new(Image::new(1, 1500));
     for run_bytes in [4 << 10, 64 << 10, 2 << 20] {
-        let server = stage.serve(options(|o| o.run_bytes = run_bytes));
+        let server = fixture.serve(options(|o| o.run_bytes = run_bytes));
         for regions in [1, 3] {
-            let mut monitor = Monitor::start(&stage.plan().in_regions(regions));
+            let mut monitor = Monitor::start(&fixture.plan().in_regions(regions));
             monitor.does("touch 0 700 4");
             monitor.does("write 650 200 77");
             monitor.does("balloon 600 150 dontneed");
@@ -55,14 +55,14 @@ fn a_balloon_may_be_at_it_while_threads_read() {
     if !vmm::has("a_balloon_may_be_at_it_while_threads_read", &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(2, 400));
+    let fixture = Fixture::new(Image::new(2, 400));
     for run_bytes in [4 << 10, 64 << 10, 2 << 20] {
         for workers in [1, 4] {
-            let server = stage.serve(options(|o| {
+            let server = fixture.serve(options(|o| {
                 o.run_bytes = run_bytes;
                 o.workers = workers;
             }));
-            let mut monitors = [(); 3].map(|()| Monitor::start(&stage.plan()));
+            let mut monitors = [(); 3].map(|()| Monitor::start(&fixture.plan()));
             monitors.iter_mut().for_each(|monitor| monitor.tell("race 150 3"));
             for monitor in &mut monitors {
                 assert_eq!(monitor.answer().as_deref(), Some("done"), "{run_bytes} {workers}");
@@ -78,9 +78,9 @@ fn memory_that_is_unmapped_moved_or_inherited_is_followed() {
     if !vmm::has("memory_that_is_unmapped_moved_or_inherited_is_followed", &[Need::Userfault(ALL_EVENTS)]) {
         return;
     }
-    let stage = Stage::new(Image::new(3, 900));
-    let _server = stage.serve(RestoreOptions::default());
-    let mut monitor = Monitor::start(&stage.plan().features(ALL_EVENTS).in_regions(3));
+    let fixture = Fixture::new(Image::new(3, 900));
+    let _server = fixture.serve(RestoreOptions::default());
+    let mut monitor = Monitor::start(&fixture.plan().features(ALL_EVENTS).in_regions(3));
     monitor.does("touch 0 100 2");
     monitor.does("balloon 50 30 dontneed");
     monitor.does("unmap 880 20");
@@ -94,13 +94,13 @@ fn memory_that_is_unmapped_moved_or_inherited_is_followed() {
     monitor.does("touch 0 880 1");
 }
 
-/// Pins all that may be pinned of the cache of `stage`, page by page.
-fn pins_of_all(stage: &Stage) -> Vec<Pinned> {
+/// Pins all that may be pinned of the cache of `fixture`, page by page.
+fn pins_of_all(fixture: &Fixture) -> Vec<Pinned> {
     let bytes = 64 << 20;
-    let file = stage.cache.open_backend(Arc::new(MemoryFile::new(vec![1; bytes]))).unwrap();
+    let file = fixture.cache.open_backend(Arc::new(MemoryFile::new(vec![1; bytes]))).unwrap();
     file.advise(Hint::Random).unwrap();
     let pins = (0..bytes as u64).step_by(PAGE).filter_map(|at| file.pin(at, PAGE).ok()).collect();
-    let refused = stage.cache.open(stage.snapshot()).unwrap().pin(0, PAGE).unwrap_err();
+    let refused = fixture.cache.open(fixture.snapshot()).unwrap().pin(0, PAGE).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::NoMemory, "no page more can be pinned");
     pins
 }
@@ -114,19 +114,19 @@ fn machines_get_their_pages_while_all_that_may_be_pinned_is_kept_by_others() {
         return;
     }
     for is_object in [false, true] {
-        let stage = Stage::new(Image::new(18, 1000));
+        let fixture = Fixture::new(Image::new(18, 1000));
         let server = if is_object {
-            let bytes: Vec<u8> = (0..1000).flat_map(|page| stage.image.page(page)).collect();
-            let file = stage.cache.open_backend(Arc::new(MemoryFile::new(bytes))).unwrap();
-            Server::start_file(&stage.cache, &file, &stage.socket(), RestoreOptions::default()).unwrap()
+            let bytes: Vec<u8> = (0..1000).flat_map(|page| fixture.image.page(page)).collect();
+            let file = fixture.cache.open_backend(Arc::new(MemoryFile::new(bytes))).unwrap();
+            Server::start_file(&fixture.cache, &file, &fixture.socket(), RestoreOptions::default()).unwrap()
         } else {
-            stage.serve(RestoreOptions::default())
+            fixture.serve(RestoreOptions::default())
         };
-        let mut first = Monitor::start(&stage.plan());
+        let mut first = Monitor::start(&fixture.plan());
         first.does("touch 0 200 2");
-        let pins = pins_of_all(&stage);
+        let pins = pins_of_all(&fixture);
         first.does("touch 0 1000 3");
-        Monitor::start(&stage.plan()).does("touch 0 1000 3");
+        Monitor::start(&fixture.plan()).does("touch 0 1000 3");
         drop(pins);
         assert_eq!(server.stop().vms_given_up, 0);
     }
@@ -140,9 +140,9 @@ fn the_descriptor_of_a_child_is_never_waited_on_nor_inherited() {
     if !vmm::has(test, &[Need::Userfault(ALL_EVENTS)]) {
         return;
     }
-    let stage = Stage::new(Image::new(17, 100));
-    let server = stage.serve(RestoreOptions::default());
-    let mut monitor = Monitor::start(&stage.plan().features(ALL_EVENTS | kernel::WAITING));
+    let fixture = Fixture::new(Image::new(17, 100));
+    let server = fixture.serve(RestoreOptions::default());
+    let mut monitor = Monitor::start(&fixture.plan().features(ALL_EVENTS | kernel::WAITING));
     monitor.does("fork touch 0 100 1");
     // The server runs in this process: its descriptors are found here, the child's among them.
     let mut flags = Vec::new();
@@ -168,9 +168,9 @@ fn a_file_in_memory_beside_the_descriptor_is_none_of_our_business() {
     if !vmm::has("a_file_in_memory_beside_the_descriptor_is_none_of_our_business", &[need]) {
         return;
     }
-    let stage = Stage::new(Image::new(4, 500));
-    let _server = stage.serve(RestoreOptions::default());
-    let mut monitor = Monitor::start(&stage.plan().backing(Backing::Shared).in_regions(2));
+    let fixture = Fixture::new(Image::new(4, 500));
+    let _server = fixture.serve(RestoreOptions::default());
+    let mut monitor = Monitor::start(&fixture.plan().backing(Backing::Shared).in_regions(2));
     monitor.does("touch 0 300 3");
     monitor.does("write 100 20 7");
     monitor.does("balloon 200 150 remove");
@@ -182,21 +182,21 @@ fn machines_of_one_image_read_it_from_the_device_once() {
     if !vmm::has("machines_of_one_image_read_it_from_the_device_once", &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(5, 4096));
-    let server = stage.serve(RestoreOptions::default());
-    let mut monitors: Vec<Monitor> = (0..6).map(|_| Monitor::start(&stage.plan())).collect();
+    let fixture = Fixture::new(Image::new(5, 4096));
+    let server = fixture.serve(RestoreOptions::default());
+    let mut monitors: Vec<Monitor> = (0..6).map(|_| Monitor::start(&fixture.plan())).collect();
     monitors.iter_mut().for_each(|monitor| monitor.tell("touch 0 4096 1"));
     for monitor in &mut monitors {
         assert_eq!(monitor.answer().as_deref(), Some("done"));
     }
-    let read = stage.cache.stats().device_bytes;
-    assert_eq!(read, stage.image.bytes(), "each byte of the snapshot is read once for all machines");
+    let read = fixture.cache.stats().device_bytes;
+    assert_eq!(read, fixture.image.bytes(), "each byte of the snapshot is read once for all machines");
     drop(monitors);
-    let mut late = Monitor::start(&stage.plan());
+    let mut late = Monitor::start(&fixture.plan());
     late.does("touch 0 4096 2");
-    assert_eq!(stage.cache.stats().device_bytes, read, "and never again");
+    assert_eq!(fixture.cache.stats().device_bytes, read, "and never again");
     server.stop();
-    stage.cache.check().unwrap();
+    fixture.cache.check().unwrap();
 }
 
 #[test]
@@ -204,16 +204,16 @@ fn a_cache_smaller_than_its_images_serves_them() {
     if !vmm::has("a_cache_smaller_than_its_images_serves_them", &[REMOVALS]) {
         return;
     }
-    let mut stage = Stage::new(Image::new(6, 6000));
-    stage.cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
-    let server = stage.serve(options(|o| o.run_bytes = 1 << 20));
-    let mut monitors: Vec<Monitor> = (0..3).map(|_| Monitor::start(&stage.plan())).collect();
+    let mut fixture = Fixture::new(Image::new(6, 6000));
+    fixture.cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
+    let server = fixture.serve(options(|o| o.run_bytes = 1 << 20));
+    let mut monitors: Vec<Monitor> = (0..3).map(|_| Monitor::start(&fixture.plan())).collect();
     monitors.iter_mut().for_each(|monitor| monitor.tell("touch 0 6000 2"));
     for monitor in &mut monitors {
         assert_eq!(monitor.answer().as_deref(), Some("done"));
     }
     server.stop();
-    stage.cache.check().unwrap();
+    fixture.cache.check().unwrap();
 }
 
 #[test]
@@ -222,16 +222,16 @@ fn a_machine_is_killed_when_the_server_ends_and_lives_on_if_so_configured() {
     if !vmm::has(test, &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(7, 200));
-    let server = stage.serve(RestoreOptions::default());
-    let mut monitors = [(); 2].map(|()| Monitor::start(&stage.plan()));
+    let fixture = Fixture::new(Image::new(7, 200));
+    let server = fixture.serve(RestoreOptions::default());
+    let mut monitors = [(); 2].map(|()| Monitor::start(&fixture.plan()));
     monitors.iter_mut().for_each(|monitor| monitor.does("touch 0 100 1"));
     drop(server);
     for monitor in &mut monitors {
         assert_eq!(monitor.ended().signal(), Some(libc::SIGKILL), "fail closed");
     }
-    let server = stage.serve(options(|o| o.on_failure = OnFailure::Leave));
-    let mut monitor = Monitor::start(&stage.plan());
+    let server = fixture.serve(options(|o| o.on_failure = OnFailure::Leave));
+    let mut monitor = Monitor::start(&fixture.plan());
     monitor.does("touch 0 100 1");
     server.stop();
     monitor.does("touch 0 100 1");
@@ -242,12 +242,12 @@ fn machines_may_die_at_any_moment() {
     if !vmm::has("machines_may_die_at_any_moment", &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(8, 2000));
-    let server = stage.serve(options(|o| o.vms_max = 16));
-    let mut witness = Monitor::start(&stage.plan());
+    let fixture = Fixture::new(Image::new(8, 2000));
+    let server = fixture.serve(options(|o| o.vms_max = 16));
+    let mut witness = Monitor::start(&fixture.plan());
     for round in 0..12 {
         let mut dying = Monitor::idle();
-        dying.tell(&stage.plan().command());
+        dying.tell(&fixture.plan().command());
         if round % 2 == 0 {
             assert_eq!(dying.answer().as_deref(), Some("done"));
         }
@@ -261,7 +261,7 @@ fn machines_may_die_at_any_moment() {
         dying.wait();
         witness.does(&format!("touch {} 150 2", round * 160));
     }
-    let mut last = Monitor::start(&stage.plan());
+    let mut last = Monitor::start(&fixture.plan());
     last.does("touch 0 2000 2");
     server.stop();
 }
@@ -281,30 +281,30 @@ fn a_snapshot_that_is_cut_or_changed_while_it_is_served_is_given_up() {
         return;
     }
     for is_cut in [true, false] {
-        let stage = Stage::new(Image::new(9, 1000));
-        let _server = stage.serve(RestoreOptions::default());
-        let mut monitor = Monitor::start(&stage.plan());
+        let fixture = Fixture::new(Image::new(9, 1000));
+        let _server = fixture.serve(RestoreOptions::default());
+        let mut monitor = Monitor::start(&fixture.plan());
         monitor.does("touch 0 100 2");
         if is_cut {
-            let file = std::fs::OpenOptions::new().write(true).open(stage.snapshot()).unwrap();
+            let file = std::fs::OpenOptions::new().write(true).open(fixture.snapshot()).unwrap();
             file.set_len(500 * PAGE as u64).unwrap();
         } else {
-            Image { generation: 2, ..stage.image }.write(&stage.snapshot());
+            Image { generation: 2, ..fixture.image }.write(&fixture.snapshot());
         }
         // Until the monitor is killed, it still reads the old bytes of the snapshot.
         assert_eq!(monitor.ask("touch 0 1000 2"), None, "cut: {is_cut}");
         assert_eq!(monitor.ended().signal(), Some(libc::SIGKILL));
         // A machine that connects after the change does not start with half of the snapshot.
         let mut late = Monitor::idle();
-        late.tell(&stage.plan().command());
+        late.tell(&fixture.plan().command());
         late.tell("touch 0 10 1");
         assert_eq!(late.wait().signal(), Some(libc::SIGKILL));
     }
 }
 
-fn recorded(stage: &Stage, pages: impl IntoIterator<Item = u64>) -> FaultRecord {
-    let server = stage.serve(options(|o| o.record = true));
-    let mut monitor = Monitor::start(&stage.plan());
+fn recorded(fixture: &Fixture, pages: impl IntoIterator<Item = u64>) -> FaultRecord {
+    let server = fixture.serve(options(|o| o.record = true));
+    let mut monitor = Monitor::start(&fixture.plan());
     for page in pages {
         monitor.does(&format!("touch {page} 1 1"));
     }
@@ -318,11 +318,11 @@ fn exactly_the_pages_that_were_touched_are_recorded_in_their_order() {
     if !vmm::has("exactly_the_pages_that_were_touched_are_recorded_in_their_order", &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(10, 3000));
+    let fixture = Fixture::new(Image::new(10, 3000));
     // Neighbours, pages of zeros, pages twice, and a walk, which is read ahead of otherwise.
     let walk = 1000..1200;
     let order: Vec<u64> = [2900, 6, 100, 99, 2900, 7].into_iter().chain(walk).collect();
-    let record = recorded(&stage, order.iter().copied());
+    let record = recorded(&fixture, order.iter().copied());
     let mut once: Vec<u64> = Vec::new();
     for &page in &order {
         if !once.contains(&page) {
@@ -332,7 +332,7 @@ fn exactly_the_pages_that_were_touched_are_recorded_in_their_order() {
     let found: Vec<u64> = record.entries().iter().map(|entry| u64::from(entry.page)).collect();
     assert_eq!(found, once);
     let is_digest = |entry: &quinion_vm::RecordedPage| {
-        entry.digest == quinion_vm::internals::digest(&stage.image.page(u64::from(entry.page)))
+        entry.digest == quinion_vm::internals::digest(&fixture.image.page(u64::from(entry.page)))
     };
     assert!(record.entries().iter().all(is_digest));
 }
@@ -342,19 +342,19 @@ fn recorded_pages_are_there_before_they_are_asked_for() {
     if !vmm::has("recorded_pages_are_there_before_they_are_asked_for", &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(10, 3000));
+    let fixture = Fixture::new(Image::new(10, 3000));
     let pages: Vec<u64> = [2900, 100, 1500].into_iter().flat_map(|at| at..at + 40).collect();
-    let record = recorded(&stage, pages.iter().copied());
-    let path = stage.disk.path().join("record");
+    let record = recorded(&fixture, pages.iter().copied());
+    let path = fixture.disk.path().join("record");
     record.write(&path).unwrap();
 
     let cold = Cache::builder().memory(64 << 20).build().unwrap();
     assert_eq!(record.pages(), 120);
     let record = FaultRecord::read(&path, record.image()).unwrap();
     let server =
-        Server::start(&cold, &stage.snapshot(), &stage.socket(), options(|o| o.replay = Some(record)))
+        Server::start(&cold, &fixture.snapshot(), &fixture.socket(), options(|o| o.replay = Some(record)))
             .unwrap();
-    let mut monitor = Monitor::start(&stage.plan());
+    let mut monitor = Monitor::start(&fixture.plan());
     until("what was recorded is given ahead", || server.stats().counters.ahead_bytes >= 120 * PAGE as u64);
     let before = server.stats().counters;
     assert_eq!(before.ahead_bytes, 120 * PAGE as u64, "and nothing else");
@@ -371,19 +371,19 @@ fn pages_of_a_record_that_differ_now_are_left_to_their_faults() {
     if !vmm::has("pages_of_a_record_that_differ_now_are_left_to_their_faults", &[REMOVALS]) {
         return;
     }
-    let mut stage = Stage::new(Image { zero_every: 0, ..Image::new(18, 2500) });
-    let record = recorded(&stage, (0..2500).step_by(2));
+    let mut fixture = Fixture::new(Image { zero_every: 0, ..Image::new(18, 2500) });
+    let record = recorded(&fixture, (0..2500).step_by(2));
     // Some pages change, and then all.
-    let before = std::fs::read(stage.snapshot()).unwrap();
-    let other = Image { generation: 2, ..stage.image };
+    let before = std::fs::read(fixture.snapshot()).unwrap();
+    let other = Image { generation: 2, ..fixture.image };
     let mut changed = before.clone();
     let pages = [0_u64, 10, 12, 1000, 2498]; // the first makes it a snapshot of its own
     for page in pages {
         changed[page as usize * PAGE..][..PAGE].copy_from_slice(&other.page(page));
     }
-    std::fs::write(stage.snapshot(), &changed).unwrap();
-    let server = stage.serve(options(|o| (o.replay, o.record) = (Some(record.clone()), true)));
-    let _monitor = Monitor::start(&stage.plan());
+    std::fs::write(fixture.snapshot(), &changed).unwrap();
+    let server = fixture.serve(options(|o| (o.replay, o.record) = (Some(record.clone()), true)));
+    let _monitor = Monitor::start(&fixture.plan());
     until("it is replayed", || {
         let counters = server.stats().counters;
         counters.ahead_bytes + counters.stale_bytes >= 1250 * PAGE as u64
@@ -394,11 +394,11 @@ fn pages_of_a_record_that_differ_now_are_left_to_their_faults() {
     assert_eq!(counters.stale_bytes, pages.len() as u64 * PAGE as u64);
     assert_eq!(counters.ahead_bytes, (1250 - pages.len() as u64) * PAGE as u64);
 
-    stage.image = other;
-    other.write(&stage.snapshot());
+    fixture.image = other;
+    other.write(&fixture.snapshot());
     let (teller, told) = std::sync::mpsc::channel();
     let teller = std::sync::Mutex::new(teller);
-    let server = stage.serve(options(|o| {
+    let server = fixture.serve(options(|o| {
         o.replay = Some(record);
         o.observer = Some(std::sync::Arc::new(move |event: &quinion_vm::Event| {
             if let quinion_vm::Event::ReplayStale { differing, compared } = event {
@@ -406,7 +406,7 @@ fn pages_of_a_record_that_differ_now_are_left_to_their_faults() {
             }
         }));
     }));
-    let mut monitor = Monitor::start(&stage.plan());
+    let mut monitor = Monitor::start(&fixture.plan());
     let (differing, compared) = told.recv_timeout(std::time::Duration::from_secs(120)).unwrap();
     assert_eq!(differing, compared);
     monitor.does("touch 0 2500 3");
@@ -420,9 +420,9 @@ fn a_walk_through_memory_is_supplied_ahead_of_its_faults() {
     if !vmm::has("a_walk_through_memory_is_supplied_ahead_of_its_faults", &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(19, 8192));
-    let server = stage.serve(RestoreOptions::default());
-    let mut monitor = Monitor::start(&stage.plan());
+    let fixture = Fixture::new(Image::new(19, 8192));
+    let server = fixture.serve(RestoreOptions::default());
+    let mut monitor = Monitor::start(&fixture.plan());
     let (mut end, mut window, mut faults) = (0, 0, 0);
     while end < 8192 {
         monitor.does(&format!("touch {end} 1 1"));
@@ -444,13 +444,13 @@ fn reads_run_far_ahead_of_a_long_walk_and_little_ahead_of_a_short_one() {
     if !vmm::has("reads_run_far_ahead_of_a_long_walk_and_little_ahead_of_a_short_one", &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(21, 8192));
+    let fixture = Fixture::new(Image::new(21, 8192));
     // An eighth of the cache is how far reads may run ahead.
-    let most_ahead = stage.cache.stats().memory_bytes / 8 / PAGE as u64;
+    let most_ahead = fixture.cache.stats().memory_bytes / 8 / PAGE as u64;
     assert!((1500..3584).contains(&most_ahead), "{most_ahead} pages are neither the least nor the most");
-    let server = stage.serve(options(|o| o.vms_max = 1));
-    let mut monitor = Monitor::start(&stage.plan());
-    let file = stage.cache.open(stage.snapshot()).unwrap();
+    let server = fixture.serve(options(|o| o.vms_max = 1));
+    let mut monitor = Monitor::start(&fixture.plan());
+    let file = fixture.cache.open(fixture.snapshot()).unwrap();
     // Pages that were read, or are on their way.
     let read = || {
         let residency = file.residency(0, file.len()).unwrap();
@@ -500,16 +500,16 @@ fn nothing_is_read_behind_the_memory_of_a_machine() {
     let ways: [(_, &[String], _); 3] =
         [(Fill::Nothing, &walk, 0..5000), (Fill::Nothing, &crowd, 4608..5000), (Fill::All, &[], 0..5000)];
     for (fill, commands, supplied) in ways {
-        let stage = Stage::new(Image { pages: 8192, ..machine });
-        let server = stage.serve(options(|o| (o.vms_max, o.fill) = (1, fill)));
-        let file = stage.cache.open(stage.snapshot()).unwrap();
+        let fixture = Fixture::new(Image { pages: 8192, ..machine });
+        let server = fixture.serve(options(|o| (o.vms_max, o.fill) = (1, fill)));
+        let file = fixture.cache.open(fixture.snapshot()).unwrap();
         let behind = || {
             let residency = file.residency(machine.bytes(), 3192 * PAGE as u64).unwrap();
             residency.cached_pages + residency.filling_pages
         };
         // The snapshot was identified by some of its pages.
         let before = behind();
-        let mut monitor = Monitor::start(&Plan::new(stage.socket(), machine));
+        let mut monitor = Monitor::start(&Plan::new(fixture.socket(), machine));
         commands.iter().for_each(|command| monitor.does(command));
         let pages = supplied.end - supplied.start;
         // A stream that is seen in the touches puts the rest off to the next fault there: the machine touches on.
@@ -537,18 +537,19 @@ fn memory_that_is_filled_unasked_is_right_beside_all_that_the_machine_does() {
     if !vmm::has(test, &[Need::Userfault(ALL_EVENTS)]) {
         return;
     }
-    let stage = Stage::new(Image::new(20, 3000));
+    let fixture = Fixture::new(Image::new(20, 3000));
     for workers in [1, 4] {
-        let server = stage.serve(options(|o| {
+        let server = fixture.serve(options(|o| {
             o.fill = Fill::All;
             o.workers = workers;
         }));
-        let mut monitors = [(); 3].map(|()| Monitor::start(&stage.plan().features(ALL_EVENTS).in_regions(3)));
+        let mut monitors =
+            [(); 3].map(|()| Monitor::start(&fixture.plan().features(ALL_EVENTS).in_regions(3)));
         monitors.iter_mut().for_each(|monitor| monitor.tell("race 150 3"));
         for monitor in &mut monitors {
             assert_eq!(monitor.answer().as_deref(), Some("done"), "{workers}");
         }
-        let mut other = Monitor::start(&stage.plan().features(ALL_EVENTS).in_regions(3));
+        let mut other = Monitor::start(&fixture.plan().features(ALL_EVENTS).in_regions(3));
         other.does("balloon 100 1500 dontneed");
         other.does("unmap 2900 100");
         other.does("remap 0");
@@ -566,9 +567,9 @@ fn a_guest_sums_and_writes_its_snapshot_by_missing_faults() {
     if !vmm::has("a_guest_sums_and_writes_its_snapshot_by_missing_faults", &[REMOVALS, Need::Kvm]) {
         return;
     }
-    let stage = Stage::new(Image::new(11, 1024));
-    let _server = stage.serve(RestoreOptions::default());
-    let mut monitor = Monitor::start(&stage.plan().in_regions(2));
+    let fixture = Fixture::new(Image::new(11, 1024));
+    let _server = fixture.serve(RestoreOptions::default());
+    let mut monitor = Monitor::start(&fixture.plan().in_regions(2));
     monitor.does("sum 100 400");
     monitor.does("set 450 300 1234567890123456789");
     monitor.does("balloon 600 100 dontneed");

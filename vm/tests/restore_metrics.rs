@@ -7,10 +7,10 @@
 use std::time::{Duration, Instant};
 
 use quinion_testing::vmm;
-mod stage;
+mod fixture;
 
+use fixture::{Fixture, options};
 use quinion_testing::vmm::{Image, Monitor, Need, PAGE, kernel};
-use stage::{Stage, options};
 
 #[test]
 fn be_the_monitor() {
@@ -23,10 +23,10 @@ fn each_machine_has_numbers_of_its_own_while_it_is_served() {
     if !vmm::has(test, &[Need::Userfault(kernel::EVENT_REMOVE)]) {
         return;
     }
-    let stage = Stage::new(Image::new(81, 200));
-    let server = stage.serve(options(|o| o.run_bytes = PAGE as u64));
+    let fixture = Fixture::new(Image::new(81, 200));
+    let server = fixture.serve(options(|o| o.run_bytes = PAGE as u64));
     assert_eq!(server.stats().each, []);
-    let mut monitors = [Monitor::start(&stage.plan()), Monitor::start(&stage.plan())];
+    let mut monitors = [Monitor::start(&fixture.plan()), Monitor::start(&fixture.plan())];
     monitors[0].does("touch 0 1 1");
     for page in [10, 100, 190] {
         monitors[1].does(&format!("touch {page} 1 1"));

@@ -6,7 +6,7 @@
 //! ```
 
 use quinion_testing::vmm;
-mod stage;
+mod fixture;
 
 use std::fs;
 use std::ops::ControlFlow;
@@ -14,10 +14,10 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use fixture::{Fixture, options};
 use quinion::Cache;
 use quinion_vm::pack::{PackReport, PackRequest, pack};
 use quinion_vm::{Fill, Server, identify};
-use stage::{Stage, options};
 
 use quinion_testing::vmm::{Backing, Image, Monitor, Need, PAGE, Plan, kernel};
 
@@ -29,36 +29,36 @@ fn be_the_monitor() {
 const REMOVALS: Need = Need::Userfault(kernel::EVENT_REMOVE);
 const BOTH_KINDS: u64 = kernel::MINOR_SHMEM | kernel::MISSING_SHMEM | kernel::EVENT_REMOVE;
 
-fn pack_path(stage: &Stage, name: &str) -> PathBuf {
-    stage.disk.path().join(name)
+fn pack_path(fixture: &Fixture, name: &str) -> PathBuf {
+    fixture.disk.path().join(name)
 }
 
 fn packed(request: &PackRequest) -> PackReport {
     pack(request, &mut |_| ControlFlow::Continue(())).unwrap()
 }
 
-/// The stage's snapshot in a pack.
-fn pack_of(stage: &Stage) -> PathBuf {
-    let out = pack_path(stage, "monday.pack");
-    let report = packed(&PackRequest::new(vec![stage.snapshot()], out.clone()));
-    assert_eq!((report.bytes, report.chunk_bytes), (stage.image.bytes(), 256 << 10));
+/// The fixture's snapshot in a pack.
+fn pack_of(fixture: &Fixture) -> PathBuf {
+    let out = pack_path(fixture, "monday.pack");
+    let report = packed(&PackRequest::new(vec![fixture.snapshot()], out.clone()));
+    assert_eq!((report.bytes, report.chunk_bytes), (fixture.image.bytes(), 256 << 10));
     out
 }
 
-/// The image before its stage's: some pages of it are others. The stage's snapshot is packed against it.
-fn two_packs_of(stage: &Stage) -> PathBuf {
-    let older = fs::File::create(pack_path(stage, "older")).unwrap();
-    std::io::copy(&mut fs::File::open(stage.snapshot()).unwrap(), &mut &older).unwrap();
-    let other = Image { generation: stage.image.generation + 1, ..stage.image };
-    let changed = [3, 4, 5, stage.image.pages - 1];
+/// The image before its fixture's: some pages of it are others. The fixture's snapshot is packed against it.
+fn two_packs_of(fixture: &Fixture) -> PathBuf {
+    let older = fs::File::create(pack_path(fixture, "older")).unwrap();
+    std::io::copy(&mut fs::File::open(fixture.snapshot()).unwrap(), &mut &older).unwrap();
+    let other = Image { generation: fixture.image.generation + 1, ..fixture.image };
+    let changed = [3, 4, 5, fixture.image.pages - 1];
     changed.iter().for_each(|&page| older.write_all_at(&other.page(page), page * PAGE as u64).unwrap());
     older.sync_all().unwrap();
-    let monday = pack_path(stage, "monday.pack");
-    packed(&PackRequest::new(vec![pack_path(stage, "older")], monday.clone()));
-    let mut request = PackRequest::new(vec![stage.snapshot()], pack_path(stage, "tuesday.pack"));
+    let monday = pack_path(fixture, "monday.pack");
+    packed(&PackRequest::new(vec![pack_path(fixture, "older")], monday.clone()));
+    let mut request = PackRequest::new(vec![fixture.snapshot()], pack_path(fixture, "tuesday.pack"));
     request.against.push(monday);
     let report = packed(&request);
-    assert!(report.shared_bytes >= stage.image.bytes() - (1 << 20), "{report:?}");
+    assert!(report.shared_bytes >= fixture.image.bytes() - (1 << 20), "{report:?}");
     assert_eq!(report.packs, [PathBuf::from("monday.pack")]);
     request.out
 }
@@ -68,20 +68,24 @@ fn machines_of_a_pack_read_the_pages_of_the_image() {
     if !vmm::has("machines_of_a_pack_read_the_pages_of_the_image", &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(81, 1501));
-    let path = pack_of(&stage);
-    assert_eq!(identify(&stage.cache, &path).unwrap(), identify(&stage.cache, &stage.snapshot()).unwrap());
+    let fixture = Fixture::new(Image::new(81, 1501));
+    let path = pack_of(&fixture);
+    assert_eq!(
+        identify(&fixture.cache, &path).unwrap(),
+        identify(&fixture.cache, &fixture.snapshot()).unwrap()
+    );
     for fill in [Fill::Nothing, Fill::All] {
         vmm::evict(&path, 0, None);
-        let server = Server::start(&stage.cache, &path, &stage.socket(), options(|o| o.fill = fill)).unwrap();
-        Monitor::start(&stage.plan()).does("touch 0 1501 3");
-        let mut monitor = Monitor::start(&stage.plan().in_regions(3));
+        let server =
+            Server::start(&fixture.cache, &path, &fixture.socket(), options(|o| o.fill = fill)).unwrap();
+        Monitor::start(&fixture.plan()).does("touch 0 1501 3");
+        let mut monitor = Monitor::start(&fixture.plan().in_regions(3));
         monitor.does("write 650 200 77");
         monitor.does("balloon 600 150 dontneed");
         monitor.does("touch 0 1501 4");
         server.stop();
     }
-    stage.cache.check().unwrap();
+    fixture.cache.check().unwrap();
 }
 
 #[test]
@@ -89,13 +93,13 @@ fn machines_of_a_pack_against_another_read_the_pages_of_the_image() {
     if !vmm::has("machines_of_a_pack_against_another_read_the_pages_of_the_image", &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(82, 1200));
-    let path = two_packs_of(&stage);
-    let server = Server::start(&stage.cache, &path, &stage.socket(), options(|_| ())).unwrap();
-    Monitor::start(&stage.plan()).does("touch 0 1200 3");
+    let fixture = Fixture::new(Image::new(82, 1200));
+    let path = two_packs_of(&fixture);
+    let server = Server::start(&fixture.cache, &path, &fixture.socket(), options(|_| ())).unwrap();
+    Monitor::start(&fixture.plan()).does("touch 0 1200 3");
     server.stop();
-    fs::remove_file(pack_path(&stage, "monday.pack")).unwrap();
-    let refused = Server::start(&stage.cache, &path, &stage.socket(), options(|_| ())).unwrap_err();
+    fs::remove_file(pack_path(&fixture, "monday.pack")).unwrap();
+    let refused = Server::start(&fixture.cache, &path, &fixture.socket(), options(|_| ())).unwrap_err();
     assert!(refused.to_string().contains("`monday.pack`"), "{refused}");
 }
 
@@ -104,16 +108,16 @@ fn a_record_of_the_flat_snapshot_is_replayed_from_its_pack() {
     if !vmm::has("a_record_of_the_flat_snapshot_is_replayed_from_its_pack", &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(87, 1000));
-    let path = pack_of(&stage);
-    let server = stage.serve(options(|o| o.record = true));
-    Monitor::start(&stage.plan()).does("touch 100 500 1");
+    let fixture = Fixture::new(Image::new(87, 1000));
+    let path = pack_of(&fixture);
+    let server = fixture.serve(options(|o| o.record = true));
+    Monitor::start(&fixture.plan()).does("touch 100 500 1");
     let record = server.record().unwrap();
     server.stop();
     assert_eq!(record.pages(), 500);
     let replay = options(|o| o.replay = Some(record));
-    let server = Server::start(&stage.cache, &path, &stage.socket(), replay).unwrap();
-    let mut monitor = Monitor::start(&stage.plan());
+    let server = Server::start(&fixture.cache, &path, &fixture.socket(), replay).unwrap();
+    let mut monitor = Monitor::start(&fixture.plan());
     let began = Instant::now();
     while server.stats().counters.ahead_bytes < 500 * PAGE as u64 {
         assert!(began.elapsed() < Duration::from_secs(120), "the record is not replayed");
@@ -128,10 +132,11 @@ fn clones_map_the_image_of_a_pack() {
     if !vmm::has("clones_map_the_image_of_a_pack", &[Need::Userfault(BOTH_KINDS)]) {
         return;
     }
-    let stage = Stage::new(Image::new(83, 1100));
-    let path = pack_of(&stage);
-    let server = Server::start(&stage.cache, &path, &stage.socket(), options(|o| o.minor = true)).unwrap();
-    let plan = stage.plan().backing(Backing::Offered).features(BOTH_KINDS);
+    let fixture = Fixture::new(Image::new(83, 1100));
+    let path = pack_of(&fixture);
+    let server =
+        Server::start(&fixture.cache, &path, &fixture.socket(), options(|o| o.minor = true)).unwrap();
+    let plan = fixture.plan().backing(Backing::Offered).features(BOTH_KINDS);
     let mut clones = [Monitor::start(&plan), Monitor::start(&plan)];
     for clone in &mut clones {
         clone.does("touch 0 600 3");
@@ -149,19 +154,19 @@ fn machines_of_a_pack_in_a_small_cache_that_has_its_bytes_too_wait_for_each_othe
     if !vmm::has(test, &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(84, 9000));
-    let (path, monday) = (two_packs_of(&stage), pack_path(&stage, "monday.pack"));
+    let fixture = Fixture::new(Image::new(84, 9000));
+    let (path, monday) = (two_packs_of(&fixture), pack_path(&fixture, "monday.pack"));
     let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
     let files = [&path, &monday].map(|path| cache.open(path).unwrap());
     for fill in [Fill::Nothing, Fill::All] {
         let server = Server::start_file(
             &cache,
             &files[0],
-            &stage.socket(),
+            &fixture.socket(),
             options(|o| (o.fill, o.workers, o.packs) = (fill, 4, vec![files[1].clone()])),
         );
         let server = server.unwrap();
-        let mut monitors: Vec<Monitor> = (0..4).map(|_| Monitor::start(&stage.plan())).collect();
+        let mut monitors: Vec<Monitor> = (0..4).map(|_| Monitor::start(&fixture.plan())).collect();
         for (number, monitor) in monitors.iter_mut().enumerate() {
             monitor.tell(&format!("touch {} {} 3", 1000 * number, 9000 - 1000 * number));
         }
@@ -179,19 +184,19 @@ fn a_damaged_chunk_is_an_error_of_the_machine_that_touches_it() {
     if !vmm::has("a_damaged_chunk_is_an_error_of_the_machine_that_touches_it", &needs) {
         return;
     }
-    let stage = Stage::new(Image::new(85, 640));
-    let path = pack_of(&stage);
+    let fixture = Fixture::new(Image::new(85, 640));
+    let path = pack_of(&fixture);
     // Near the end of the file: bytes of the last chunks, of 64 pages each.
     let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
     file.write_all_at(&[0x55; 64], file.metadata().unwrap().len() - 1000).unwrap();
     file.sync_all().unwrap();
-    let server = Server::start(&stage.cache, &path, &stage.socket(), options(|_| ())).unwrap();
-    let mut monitor = Monitor::start(&stage.plan());
+    let server = Server::start(&fixture.cache, &path, &fixture.socket(), options(|_| ())).unwrap();
+    let mut monitor = Monitor::start(&fixture.plan());
     monitor.does("touch 0 512 2");
     let fault = format!("errno {}", libc::EFAULT);
     let poisoned = (512..640).filter(|page| monitor.ask(&format!("probe {page}")) == Some(fault.clone()));
     assert_eq!(poisoned.count(), 64, "one chunk is damaged");
-    Monitor::start(&stage.plan()).does("touch 0 512 3");
+    Monitor::start(&fixture.plan()).does("touch 0 512 3");
     server.stop();
 }
 
@@ -201,12 +206,12 @@ fn a_pack_that_changes_ends_its_machines() {
         return;
     }
     for changed in ["monday.pack", "tuesday.pack"] {
-        let stage = Stage::new(Image::new(86, 800));
-        let path = two_packs_of(&stage);
-        let server = Server::start(&stage.cache, &path, &stage.socket(), options(|_| ())).unwrap();
-        let mut monitor = Monitor::start(&Plan::new(stage.socket(), stage.image));
+        let fixture = Fixture::new(Image::new(86, 800));
+        let path = two_packs_of(&fixture);
+        let server = Server::start(&fixture.cache, &path, &fixture.socket(), options(|_| ())).unwrap();
+        let mut monitor = Monitor::start(&Plan::new(fixture.socket(), fixture.image));
         monitor.does("touch 0 10 1");
-        let file = fs::OpenOptions::new().write(true).open(pack_path(&stage, changed)).unwrap();
+        let file = fs::OpenOptions::new().write(true).open(pack_path(&fixture, changed)).unwrap();
         file.set_len(file.metadata().unwrap().len() + 1).unwrap();
         monitor.tell("touch 0 800 2");
         assert!(!monitor.ended().success(), "{changed}");

@@ -99,7 +99,7 @@ impl Backend for Source {
     }
 }
 
-struct Stage {
+struct Fixture {
     sockets: TempDir,
     source: Arc<Source>,
     cache: Cache,
@@ -107,7 +107,7 @@ struct Stage {
     events: Arc<Mutex<Vec<String>>>,
 }
 
-impl Stage {
+impl Fixture {
     fn new(image: Image) -> Self {
         let source = Source { image, mode: Mutex::new(Mode::Works), held: Mutex::default() };
         let source = Arc::new(source);
@@ -154,23 +154,23 @@ fn one_worker_serves_other_machines_while_a_page_is_on_its_way() {
     if !vmm::has(test, &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(60, 4000));
-    let server = stage.serve(Duration::ZERO, |_| ());
-    let [mut one, mut other] = [(); 2].map(|()| Monitor::start(&stage.plan()));
+    let fixture = Fixture::new(Image::new(60, 4000));
+    let server = fixture.serve(Duration::ZERO, |_| ());
+    let [mut one, mut other] = [(); 2].map(|()| Monitor::start(&fixture.plan()));
     one.does("touch 0 100 1");
-    stage.source.set(Mode::Holds);
+    fixture.source.set(Mode::Holds);
     one.tell("touch 3050 1 1");
-    until("the page is asked for", || stage.source.is_asked());
+    until("the page is asked for", || fixture.source.is_asked());
     // Its pages are in the cache.
     other.does("touch 0 100 2");
     one.tell("touch 3050 1 1");
-    stage.source.set(Mode::Works);
+    fixture.source.set(Mode::Works);
     assert_eq!([one.answer(), one.answer()].map(|answer| answer.unwrap()), ["done", "done"]);
     // Of several threads each waits for a page of its own.
-    stage.source.set(Mode::Holds);
+    fixture.source.set(Mode::Holds);
     other.tell("touch 3500 400 8");
-    until("a page is asked for", || stage.source.is_asked());
-    stage.source.set(Mode::Works);
+    until("a page is asked for", || fixture.source.is_asked());
+    fixture.source.set(Mode::Works);
     assert_eq!(other.answer().as_deref(), Some("done"));
     one.does("touch 0 4000 4");
     assert_eq!(server.stop().vms_given_up, 0);
@@ -181,18 +181,18 @@ fn a_server_ends_at_once_while_a_page_is_on_its_way() {
     if !vmm::has("a_server_ends_at_once_while_a_page_is_on_its_way", &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(61, 1000));
-    let server = stage.serve(TIME_MAX, |_| ());
-    let mut monitor = Monitor::start(&stage.plan());
+    let fixture = Fixture::new(Image::new(61, 1000));
+    let server = fixture.serve(TIME_MAX, |_| ());
+    let mut monitor = Monitor::start(&fixture.plan());
     monitor.does("touch 0 16 1");
-    stage.source.set(Mode::Holds);
+    fixture.source.set(Mode::Holds);
     monitor.tell("touch 700 1 1");
-    until("the page is asked for", || stage.source.is_asked());
+    until("the page is asked for", || fixture.source.is_asked());
     let begun = Instant::now();
     server.stop();
     assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
     assert_eq!(monitor.wait().signal(), Some(libc::SIGKILL));
-    stage.source.set(Mode::Works);
+    fixture.source.set(Mode::Works);
 }
 
 #[test]
@@ -200,19 +200,19 @@ fn machines_wait_for_a_source_that_fails_for_a_while() {
     if !vmm::has("machines_wait_for_a_source_that_fails_for_a_while", &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(62, 2000));
-    let server = stage.serve(TIME_MAX, |_| ());
-    let mut monitors = [(); 2].map(|()| Monitor::start(&stage.plan()));
-    stage.source.set(Mode::Fails);
+    let fixture = Fixture::new(Image::new(62, 2000));
+    let server = fixture.serve(TIME_MAX, |_| ());
+    let mut monitors = [(); 2].map(|()| Monitor::start(&fixture.plan()));
+    fixture.source.set(Mode::Fails);
     monitors.iter_mut().for_each(|monitor| monitor.tell("touch 0 2000 4"));
     sleep(Duration::from_millis(500));
-    stage.source.set(Mode::Works);
+    fixture.source.set(Mode::Works);
     for monitor in &mut monitors {
         assert_eq!(monitor.answer().as_deref(), Some("done"));
     }
     let stats = server.stop();
     assert_eq!((stats.vms_given_up, stats.counters.poisoned_bytes), (0, 0));
-    assert!(stage.cache.stats().device_errors > 0, "it did fail");
+    assert!(fixture.cache.stats().device_errors > 0, "it did fail");
 }
 
 #[test]
@@ -221,19 +221,19 @@ fn a_machine_whose_source_fails_for_too_long_is_given_up_with_the_reason() {
     if !vmm::has(test, &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(63, 1000));
-    let server = stage.serve(Duration::from_millis(300), |_| ());
-    let mut monitor = Monitor::start(&stage.plan());
-    stage.source.set(Mode::Fails);
+    let fixture = Fixture::new(Image::new(63, 1000));
+    let server = fixture.serve(Duration::from_millis(300), |_| ());
+    let mut monitor = Monitor::start(&fixture.plan());
+    fixture.source.set(Mode::Fails);
     let begun = Instant::now();
     monitor.tell("touch 700 1 1");
     assert_eq!(monitor.wait().signal(), Some(libc::SIGKILL));
     assert!(begun.elapsed() >= Duration::from_millis(300), "{:?}", begun.elapsed());
-    stage.told("byte 2867200 of s3://bucket/vm.mem could not be read");
-    stage.told("the store is gone");
+    fixture.told("byte 2867200 of s3://bucket/vm.mem could not be read");
+    fixture.told("the store is gone");
     // The server serves others, when the source is back.
-    stage.source.set(Mode::Works);
-    Monitor::start(&stage.plan()).does("touch 0 1000 2");
+    fixture.source.set(Mode::Works);
+    Monitor::start(&fixture.plan()).does("touch 0 1000 2");
     assert_eq!(server.stop().vms_given_up, 1);
 }
 
@@ -242,20 +242,20 @@ fn a_source_that_says_that_it_has_changed_ends_its_machines() {
     if !vmm::has("a_source_that_says_that_it_has_changed_ends_its_machines", &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(64, 1000));
-    let server = stage.serve(TIME_MAX, |_| ());
-    let [mut one, mut other] = [(); 2].map(|()| Monitor::start(&stage.plan()));
+    let fixture = Fixture::new(Image::new(64, 1000));
+    let server = fixture.serve(TIME_MAX, |_| ());
+    let [mut one, mut other] = [(); 2].map(|()| Monitor::start(&fixture.plan()));
     one.does("touch 0 100 1");
-    stage.source.set(Mode::SaysChanged);
+    fixture.source.set(Mode::SaysChanged);
     one.tell("touch 700 1 1");
     assert_eq!(one.wait().signal(), Some(libc::SIGKILL));
-    stage.told("s3://bucket/vm.mem was changed or cut");
+    fixture.told("s3://bucket/vm.mem was changed or cut");
     // Also one whose pages are cached; and no other begins, whatever the source says by then.
-    stage.source.set(Mode::Works);
+    fixture.source.set(Mode::Works);
     other.tell("touch 0 1 1");
     assert_eq!(other.wait().signal(), Some(libc::SIGKILL));
     let mut late = Monitor::idle();
-    late.tell(&stage.plan().command());
+    late.tell(&fixture.plan().command());
     assert_eq!(late.wait().signal(), Some(libc::SIGKILL));
     assert_eq!(server.stop().vms_given_up, 3);
 }
@@ -269,20 +269,20 @@ fn a_record_is_replayed_from_a_source_that_fails_for_a_while() {
     let image = Image::new(65, 3000);
     let touched: Vec<u64> = (0..3000).step_by(7).collect();
     let record: FaultRecord = {
-        let stage = Stage::new(image);
-        let server = stage.serve(TIME_MAX, |options| options.record = true);
-        let mut monitor = Monitor::start(&stage.plan());
+        let fixture = Fixture::new(image);
+        let server = fixture.serve(TIME_MAX, |options| options.record = true);
+        let mut monitor = Monitor::start(&fixture.plan());
         touched.iter().for_each(|page| monitor.does(&format!("touch {page} 1 1")));
         server.record().unwrap()
     };
-    let stage = Stage::new(image);
-    assert_eq!(record.image(), identify_file(&stage.cache, &stage.file, &[]).unwrap());
-    stage.file.dont_need(0, image.bytes()).unwrap();
-    let server = stage.serve(TIME_MAX, |options| options.replay = Some(record));
-    stage.source.set(Mode::Fails);
-    let mut monitor = Monitor::start(&stage.plan());
+    let fixture = Fixture::new(image);
+    assert_eq!(record.image(), identify_file(&fixture.cache, &fixture.file, &[]).unwrap());
+    fixture.file.dont_need(0, image.bytes()).unwrap();
+    let server = fixture.serve(TIME_MAX, |options| options.replay = Some(record));
+    fixture.source.set(Mode::Fails);
+    let mut monitor = Monitor::start(&fixture.plan());
     sleep(Duration::from_millis(500));
-    stage.source.set(Mode::Works);
+    fixture.source.set(Mode::Works);
     until("it is replayed", || server.stats().counters.ahead_bytes > 100 * PAGE as u64);
     monitor.does("touch 0 3000 2");
     let stats = server.stop();
@@ -291,15 +291,15 @@ fn a_record_is_replayed_from_a_source_that_fails_for_a_while() {
 
 #[test]
 fn a_copy_in_a_file_has_the_identity_of_the_source_and_a_source_that_fails_has_none() {
-    let stage = Stage::new(Image::new(66, 500));
-    let path = stage.sockets.path().join("memory");
-    stage.source.image.write(&path);
+    let fixture = Fixture::new(Image::new(66, 500));
+    let path = fixture.sockets.path().join("memory");
+    fixture.source.image.write(&path);
     assert_eq!(
-        identify_file(&stage.cache, &stage.file, &[]).unwrap(),
-        identify(&stage.cache, &path).unwrap()
+        identify_file(&fixture.cache, &fixture.file, &[]).unwrap(),
+        identify(&fixture.cache, &path).unwrap()
     );
-    stage.file.dont_need(0, stage.source.image.bytes()).unwrap();
-    stage.source.set(Mode::Fails);
-    let said = identify_file(&stage.cache, &stage.file, &[]).unwrap_err().to_string();
+    fixture.file.dont_need(0, fixture.source.image.bytes()).unwrap();
+    fixture.source.set(Mode::Fails);
+    let said = identify_file(&fixture.cache, &fixture.file, &[]).unwrap_err().to_string();
     assert!(said.contains("the store is gone"), "{said}");
 }

@@ -8,7 +8,7 @@
 //! ```
 
 use quinion_testing::vmm;
-mod stage;
+mod fixture;
 
 use std::fs::File;
 use std::io::{IoSlice, IoSliceMut, Read};
@@ -21,12 +21,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use fixture::{Fixture, options};
 use quinion_vm::{Event, OnFailure, RestoreOptions, Server, identify};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
-use stage::{Stage, options};
 
 use quinion_testing::vmm::{Backing, Image, Monitor, Need, kernel};
 
@@ -43,8 +43,8 @@ fn replacing() -> RestoreOptions {
 }
 
 /// The socket at which successors ask.
-fn door(stage: &Stage) -> PathBuf {
-    let mut name = stage.socket().into_os_string();
+fn door(fixture: &Fixture) -> PathBuf {
+    let mut name = fixture.socket().into_os_string();
     name.push(".takeover");
     name.into()
 }
@@ -53,9 +53,9 @@ fn packet_socket() -> OwnedFd {
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
 }
 
-fn ask(stage: &Stage) -> OwnedFd {
+fn ask(fixture: &Fixture) -> OwnedFd {
     let socket = packet_socket();
-    rustix::net::connect(&socket, &SocketAddrUnix::new(door(stage)).unwrap()).unwrap();
+    rustix::net::connect(&socket, &SocketAddrUnix::new(door(fixture)).unwrap()).unwrap();
     socket
 }
 
@@ -97,10 +97,10 @@ fn wait_until_replaced(server: &Server) {
     }
 }
 
-/// What a successor with the snapshot of `stage` asks.
-fn request(stage: &Stage) -> String {
-    let image = identify(&stage.cache, &stage.snapshot()).unwrap();
-    let file = std::fs::metadata(stage.snapshot()).unwrap();
+/// What a successor with the snapshot of `fixture` asks.
+fn request(fixture: &Fixture) -> String {
+    let image = identify(&fixture.cache, &fixture.snapshot()).unwrap();
+    let file = std::fs::metadata(fixture.snapshot()).unwrap();
     let (device, inode, size) = (file.dev(), file.ino(), file.size());
     let (seconds, nanoseconds) = (file.mtime(), file.mtime_nsec());
     format!(
@@ -121,7 +121,7 @@ fn machines_that_fault_meanwhile_read_right_bytes_through_many_takeovers() {
     if !vmm::has(test, &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(31, 3000));
+    let fixture = Fixture::new(Image::new(31, 3000));
     let told = Arc::new(Mutex::new(Vec::new()));
     let with_log = |workers| {
         let log = Arc::clone(&told);
@@ -130,15 +130,15 @@ fn machines_that_fault_meanwhile_read_right_bytes_through_many_takeovers() {
             o.observer = Some(Arc::new(move |event: &Event| log.lock().unwrap().push(event.to_string())));
         })
     };
-    let mut server = stage.serve(with_log(2));
-    let mut monitors = [(); 3].map(|()| Monitor::start(&stage.plan().in_regions(2)));
+    let mut server = fixture.serve(with_log(2));
+    let mut monitors = [(); 3].map(|()| Monitor::start(&fixture.plan().in_regions(2)));
     for monitor in &mut monitors {
         monitor.does("balloon 0 20 dontneed");
         monitor.does("write 2500 10 77");
         monitor.tell("race 400 3");
     }
     for round in 0..12 {
-        let next = stage.serve(with_log(1 + round % 4));
+        let next = fixture.serve(with_log(1 + round % 4));
         assert!(!next.is_replaced(), "round {round}");
         let new = next.stats();
         let old = server.stop();
@@ -150,7 +150,7 @@ fn machines_that_fault_meanwhile_read_right_bytes_through_many_takeovers() {
         assert_eq!(monitor.answer().as_deref(), Some("done"));
         monitor.does("touch 0 3000 3");
     }
-    let mut late = Monitor::start(&stage.plan());
+    let mut late = Monitor::start(&fixture.plan());
     late.does("touch 0 3000 2");
     let stats = server.stop();
     assert_eq!((stats.vms_total, stats.vms_taken_over, stats.vms_given_up), (4, 3, 0));
@@ -161,7 +161,7 @@ fn machines_that_fault_meanwhile_read_right_bytes_through_many_takeovers() {
     );
     let count = |part: &str| told.iter().filter(|line| line.contains(part)).count();
     assert_eq!((count("was handed over"), count("taken over, serving")), (36, 36));
-    assert!(!stage.socket().exists() && !door(&stage).exists());
+    assert!(!fixture.socket().exists() && !door(&fixture).exists());
 }
 
 /// Events that one server has read are known to the next, and those that none has read are read by the next.
@@ -171,20 +171,20 @@ fn memory_that_was_given_back_moved_or_inherited_before_a_takeover_is_known_afte
     if !vmm::has(test, &[Need::Userfault(ALL_EVENTS)]) {
         return;
     }
-    let stage = Stage::new(Image::new(32, 900));
-    let first = stage.serve(RestoreOptions::default());
-    let mut monitor = Monitor::start(&stage.plan().features(ALL_EVENTS).in_regions(3));
+    let fixture = Fixture::new(Image::new(32, 900));
+    let first = fixture.serve(RestoreOptions::default());
+    let mut monitor = Monitor::start(&fixture.plan().features(ALL_EVENTS).in_regions(3));
     monitor.does("touch 0 100 2");
     monitor.does("balloon 50 300 dontneed");
     monitor.does("unmap 880 20");
     monitor.does("remap 0");
-    let second = stage.serve(replacing());
+    let second = fixture.serve(replacing());
     drop(first);
     monitor.does("touch 20 200 2");
     monitor.does("balloon 100 350 dontneed");
     monitor.does("remap 1");
     monitor.tell("fork touch 0 400 2; balloon 500 100 dontneed; write 100 3 5; touch 0 880 2");
-    let third = stage.serve(replacing());
+    let third = fixture.serve(replacing());
     drop(second);
     assert_eq!(monitor.answer().as_deref(), Some("done"));
     monitor.does("touch 0 880 3");
@@ -197,15 +197,15 @@ fn a_successor_that_ends_at_any_step_or_says_something_wrong_leaves_all_to_the_r
     if !vmm::has(test, &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(33, 2000));
+    let fixture = Fixture::new(Image::new(33, 2000));
     let told = Arc::new(Mutex::new(Vec::new()));
     let log = Arc::clone(&told);
-    let server = stage.serve(options(|o| {
+    let server = fixture.serve(options(|o| {
         o.observer = Some(Arc::new(move |event: &Event| log.lock().unwrap().push(event.to_string())));
     }));
-    let mut monitor = Monitor::start(&stage.plan());
+    let mut monitor = Monitor::start(&fixture.plan());
     monitor.does("balloon 0 700 dontneed");
-    let request = request(&stage);
+    let request = request(&fixture);
     let wrong = [
         (request.replace("takeover\":1", "takeover\":2"), "by version 2"),
         (request.replace("\"inode\":", "\"inode\":1"), "another snapshot"),
@@ -216,16 +216,16 @@ fn a_successor_that_ends_at_any_step_or_says_something_wrong_leaves_all_to_the_r
         (" ".to_owned(), "cannot be read"),
     ];
     for (text, part) in wrong {
-        let socket = ask(&stage);
+        let socket = ask(&fixture);
         send(&socket, text.as_bytes(), &[]).unwrap();
         let answer = said(&socket);
         assert!(answer.contains("refused") && answer.contains(part), "{text}: {answer}");
         monitor.does("touch 0 50 2");
     }
-    drop(ask(&stage)); // it only looks whether there is a server
+    drop(ask(&fixture)); // it only looks whether there is a server
     // The offer, the VM, its states: 2000 pages are a packet.
     for packets in 0..4 {
-        let socket = ask(&stage);
+        let socket = ask(&fixture);
         send(&socket, request.as_bytes(), &[]).unwrap();
         let mut fds = Vec::new();
         for _ in 0..packets {
@@ -257,12 +257,12 @@ fn a_successor_that_is_late_is_told_so_and_the_machine_is_not_left_unserved() {
     if !vmm::has(test, &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(34, 200));
-    let server = stage.serve(RestoreOptions::default());
-    let mut monitor = Monitor::start(&stage.plan());
+    let fixture = Fixture::new(Image::new(34, 200));
+    let server = fixture.serve(RestoreOptions::default());
+    let mut monitor = Monitor::start(&fixture.plan());
     monitor.does("touch 0 1 1"); // it is served
-    let socket = ask(&stage);
-    send(&socket, request(&stage).as_bytes(), &[]).unwrap();
+    let socket = ask(&fixture);
+    send(&socket, request(&fixture).as_bytes(), &[]).unwrap();
     let (_, doors) = receive(&socket);
     let _vm = (receive(&socket), receive(&socket));
     monitor.tell("touch 1 199 2");
@@ -281,17 +281,17 @@ fn a_machine_whose_successor_ends_before_it_serves_is_given_up() {
     if !vmm::has(test, &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(43, 200));
-    let server = stage.serve(RestoreOptions::default());
-    let mut monitor = Monitor::start(&stage.plan());
+    let fixture = Fixture::new(Image::new(43, 200));
+    let server = fixture.serve(RestoreOptions::default());
+    let mut monitor = Monitor::start(&fixture.plan());
     monitor.does("touch 0 100 2");
-    let socket = ask(&stage);
-    send(&socket, request(&stage).as_bytes(), &[]).unwrap();
+    let socket = ask(&fixture);
+    send(&socket, request(&fixture).as_bytes(), &[]).unwrap();
     let _all = (receive(&socket), receive(&socket), receive(&socket));
     send(&socket, TAKEN, &[]).unwrap();
     drop((socket, _all));
     assert_eq!(monitor.wait().signal(), Some(libc::SIGKILL), "fail closed");
-    let mut other = Monitor::start(&stage.plan());
+    let mut other = Monitor::start(&fixture.plan());
     other.does("touch 0 200 2");
     assert!(!server.is_replaced());
     let stats = server.stop();
@@ -306,13 +306,13 @@ fn a_machine_whose_successor_takes_it_in_the_last_moment_is_the_successors_and_l
     if !vmm::has(test, &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(46, 200));
-    let server = stage.serve(RestoreOptions::default());
-    let mut monitor = Monitor::start(&stage.plan());
+    let fixture = Fixture::new(Image::new(46, 200));
+    let server = fixture.serve(RestoreOptions::default());
+    let mut monitor = Monitor::start(&fixture.plan());
     monitor.does("touch 0 100 2");
     // As long as it waits for the first of them, it reads nothing of the second.
-    let (first, socket) = (ask(&stage), ask(&stage));
-    send(&socket, request(&stage).as_bytes(), &[]).unwrap();
+    let (first, socket) = (ask(&fixture), ask(&fixture));
+    send(&socket, request(&fixture).as_bytes(), &[]).unwrap();
     send(&socket, b"[]", &[]).unwrap();
     send(&socket, TAKEN, &[]).unwrap();
     drop(first);
@@ -322,7 +322,7 @@ fn a_machine_whose_successor_takes_it_in_the_last_moment_is_the_successors_and_l
     let stats = server.stop();
     assert_eq!((stats.vms_handed_over, stats.vms_given_up), (1, 0));
     assert_eq!(rustix::io::read(&doors[3], &mut [0; 8]), Err(rustix::io::Errno::AGAIN));
-    assert!(stage.socket().exists(), "it is the successor's");
+    assert!(fixture.socket().exists(), "it is the successor's");
     monitor.does("touch 0 100 2"); // it was not killed
 }
 
@@ -334,16 +334,16 @@ fn a_successor_that_hangs_up_while_a_peer_is_waited_for_keeps_no_machine_out() {
     if !vmm::has(test, &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(47, 200));
-    let server = stage.serve(options(|o| o.greeting = Duration::from_secs(3600)));
-    let _silent = UnixStream::connect(stage.socket()).unwrap();
+    let fixture = Fixture::new(Image::new(47, 200));
+    let server = fixture.serve(options(|o| o.greeting = Duration::from_secs(3600)));
+    let _silent = UnixStream::connect(fixture.socket()).unwrap();
     // It was accepted before this one.
-    let mut monitor = Monitor::start(&stage.plan());
+    let mut monitor = Monitor::start(&fixture.plan());
     monitor.does("touch 0 100 2");
-    let socket = ask(&stage);
-    send(&socket, request(&stage).as_bytes(), &[]).unwrap();
+    let socket = ask(&fixture);
+    send(&socket, request(&fixture).as_bytes(), &[]).unwrap();
     drop(socket);
-    Monitor::start(&stage.plan()).does("touch 0 200 2");
+    Monitor::start(&fixture.plan()).does("touch 0 200 2");
     monitor.does("touch 0 200 2");
     assert!(!server.is_replaced());
 }
@@ -355,12 +355,12 @@ fn a_successor_that_serves_has_all_even_if_it_ends_at_once() {
     if !vmm::has(test, &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(35, 200));
-    let server = stage.serve(RestoreOptions::default());
-    let mut monitor = Monitor::start(&stage.plan());
+    let fixture = Fixture::new(Image::new(35, 200));
+    let server = fixture.serve(RestoreOptions::default());
+    let mut monitor = Monitor::start(&fixture.plan());
     monitor.does("touch 0 100 2");
-    let socket = ask(&stage);
-    send(&socket, request(&stage).as_bytes(), &[]).unwrap();
+    let socket = ask(&fixture);
+    send(&socket, request(&fixture).as_bytes(), &[]).unwrap();
     let (_, doors) = receive(&socket);
     let _vm = (receive(&socket), receive(&socket));
     send(&socket, TAKEN, &[]).unwrap();
@@ -369,7 +369,7 @@ fn a_successor_that_serves_has_all_even_if_it_ends_at_once() {
     wait_until_replaced(&server);
     let stats = server.stop();
     assert_eq!((stats.vms, stats.vms_handed_over, stats.vms_given_up), (0, 1, 0));
-    assert!(stage.socket().exists(), "it is the successor's");
+    assert!(fixture.socket().exists(), "it is the successor's");
     assert_eq!(rustix::io::read(&doors[3], &mut [0; 8]), Err(rustix::io::Errno::AGAIN));
     monitor.does("touch 0 100 2"); // it was not killed
 }
@@ -380,23 +380,23 @@ fn another_snapshot_and_one_that_a_machine_has_mapped_are_not_taken_over() {
     if !vmm::has(test, &[Need::Userfault(kernel::EVENT_REMOVE | kernel::MINOR_SHMEM)]) {
         return;
     }
-    let stage = Stage::new(Image::new(36, 300));
-    let server = stage.serve(options(|o| o.minor = true));
-    let mut monitor = Monitor::start(&stage.plan());
+    let fixture = Fixture::new(Image::new(36, 300));
+    let server = fixture.serve(options(|o| o.minor = true));
+    let mut monitor = Monitor::start(&fixture.plan());
     monitor.does("touch 0 100 2");
     // A copy has the same pages, and may have others where no sample was taken.
-    let copy = stage.disk.path().join("copy");
-    std::fs::copy(stage.snapshot(), &copy).unwrap();
+    let copy = fixture.disk.path().join("copy");
+    std::fs::copy(fixture.snapshot(), &copy).unwrap();
     let refused = |snapshot: &Path| {
-        Server::start(&stage.cache, snapshot, &stage.socket(), replacing()).unwrap_err().to_string()
+        Server::start(&fixture.cache, snapshot, &fixture.socket(), replacing()).unwrap_err().to_string()
     };
     let why = refused(&copy);
     assert!(why.contains("another snapshot") && why.contains("the very same file"), "{why}");
     monitor.does("touch 0 300 2");
 
-    let mut mapped = Monitor::start(&stage.plan().backing(Backing::Offered).features(kernel::MINOR_SHMEM));
+    let mut mapped = Monitor::start(&fixture.plan().backing(Backing::Offered).features(kernel::MINOR_SHMEM));
     mapped.does("touch 0 100 2");
-    let why = refused(&stage.snapshot());
+    let why = refused(&fixture.snapshot());
     assert!(why.contains("has mapped the running server's memory"), "{why}");
     mapped.does("touch 0 300 2");
     monitor.does("write 0 10 3");
@@ -404,7 +404,7 @@ fn another_snapshot_and_one_that_a_machine_has_mapped_are_not_taken_over() {
     while server.stats().vms > 1 {
         std::thread::yield_now();
     }
-    let next = stage.serve(replacing());
+    let next = fixture.serve(replacing());
     wait_until_replaced(&server);
     drop(server);
     monitor.does("touch 0 300 2");
@@ -417,12 +417,12 @@ fn a_record_that_is_being_made_goes_on_in_the_next_server() {
     if !vmm::has(test, &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(37, 300));
-    let first = stage.serve(options(|o| o.record = true));
-    let mut monitor = Monitor::start(&stage.plan());
+    let fixture = Fixture::new(Image::new(37, 300));
+    let first = fixture.serve(options(|o| o.record = true));
+    let mut monitor = Monitor::start(&fixture.plan());
     monitor.does("touch 100 1 1");
     monitor.does("touch 7 1 1");
-    let second = stage.serve(options(|o| (o.record, o.replace) = (true, true)));
+    let second = fixture.serve(options(|o| (o.record, o.replace) = (true, true)));
     monitor.does("touch 50 1 1");
     let pages = |server: &Server| {
         let record = server.record().unwrap();
@@ -437,15 +437,16 @@ fn a_successor_without_a_running_server_just_serves() {
     if !vmm::has(test, &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(38, 50));
+    let fixture = Fixture::new(Image::new(38, 50));
     // One was killed, and left its sockets.
-    drop(UnixListener::bind(stage.socket()).unwrap());
+    drop(UnixListener::bind(fixture.socket()).unwrap());
     let left = packet_socket();
-    rustix::net::bind(&left, &SocketAddrUnix::new(door(&stage)).unwrap()).unwrap();
+    rustix::net::bind(&left, &SocketAddrUnix::new(door(&fixture)).unwrap()).unwrap();
     drop(left);
-    let _server = stage.serve(replacing());
-    Monitor::start(&stage.plan()).does("touch 0 50 2");
-    let other = Server::start(&stage.cache, &stage.snapshot(), &stage.socket(), RestoreOptions::default());
+    let _server = fixture.serve(replacing());
+    Monitor::start(&fixture.plan()).does("touch 0 50 2");
+    let other =
+        Server::start(&fixture.cache, &fixture.snapshot(), &fixture.socket(), RestoreOptions::default());
     assert!(
         other.unwrap_err().to_string().contains("another server listens"),
         "only who asks for it replaces one"
@@ -465,12 +466,12 @@ struct MadeUp {
 }
 
 impl MadeUp {
-    fn start(stage: &Stage, monitor: &mut Monitor) -> Self {
-        let listener = UnixListener::bind(stage.socket()).unwrap();
+    fn start(fixture: &Fixture, monitor: &mut Monitor) -> Self {
+        let listener = UnixListener::bind(fixture.socket()).unwrap();
         let door_of = packet_socket();
-        rustix::net::bind(&door_of, &SocketAddrUnix::new(door(stage)).unwrap()).unwrap();
+        rustix::net::bind(&door_of, &SocketAddrUnix::new(door(fixture)).unwrap()).unwrap();
         rustix::net::listen(&door_of, 1).unwrap();
-        monitor.tell(&stage.plan().command());
+        monitor.tell(&fixture.plan().command());
         let (connection, _) = listener.accept().unwrap();
         let (text, mut fds) = kernel::receive(&connection).unwrap();
         assert_eq!(monitor.answer().as_deref(), Some("done"));
@@ -532,13 +533,17 @@ impl Drop for MadeUp {
     }
 }
 
-fn successor(stage: &Stage, told: &Arc<Mutex<Vec<String>>>, on_failure: OnFailure) -> Result<Server, String> {
+fn successor(
+    fixture: &Fixture,
+    told: &Arc<Mutex<Vec<String>>>,
+    on_failure: OnFailure,
+) -> Result<Server, String> {
     let log = Arc::clone(told);
     let options = options(|o| {
         (o.replace, o.on_failure) = (true, on_failure);
         o.observer = Some(Arc::new(move |event: &Event| log.lock().unwrap().push(event.to_string())));
     });
-    Server::start(&stage.cache, &stage.snapshot(), &stage.socket(), options).map_err(|e| e.to_string())
+    Server::start(&fixture.cache, &fixture.snapshot(), &fixture.socket(), options).map_err(|e| e.to_string())
 }
 
 /// The running server has handed over all and takes no answer any more. If it says that it goes on, the successor
@@ -549,12 +554,12 @@ fn a_running_server_that_died_after_it_sent_all_is_succeeded_and_one_that_went_o
     if !vmm::has(test, &[REMOVALS]) {
         return;
     }
-    let mut stage = Stage::new(Image::new(39, 640));
+    let mut fixture = Fixture::new(Image::new(39, 640));
     let told = Arc::default();
     let mut monitor = Monitor::idle();
-    let mut running = MadeUp::start(&stage, &mut monitor);
+    let mut running = MadeUp::start(&fixture, &mut monitor);
     std::thread::scope(|scope| {
-        let next = scope.spawn(|| successor(&stage, &told, OnFailure::Leave));
+        let next = scope.spawn(|| successor(&fixture, &told, OnFailure::Leave));
         running.hand_over(1, 1);
         rustix::io::write(&running.resumed, &1_u64.to_ne_bytes()).unwrap();
         // Also if it dies now: it may have touched the VM.
@@ -562,14 +567,14 @@ fn a_running_server_that_died_after_it_sent_all_is_succeeded_and_one_that_went_o
         let why = next.join().unwrap().unwrap_err();
         assert!(why.contains("hung up"), "{why}");
     });
-    assert!(stage.socket().exists() && told.lock().unwrap().is_empty(), "it has touched nothing");
+    assert!(fixture.socket().exists() && told.lock().unwrap().is_empty(), "it has touched nothing");
     drop(running);
 
-    stage = Stage::new(Image::new(40, 640));
+    fixture = Fixture::new(Image::new(40, 640));
     let mut monitor = Monitor::idle();
-    let mut running = MadeUp::start(&stage, &mut monitor);
+    let mut running = MadeUp::start(&fixture, &mut monitor);
     let server = std::thread::scope(|scope| {
-        let next = scope.spawn(|| successor(&stage, &told, OnFailure::Leave));
+        let next = scope.spawn(|| successor(&fixture, &told, OnFailure::Leave));
         running.hand_over(1, 1);
         running.die();
         next.join().unwrap().unwrap()
@@ -587,11 +592,11 @@ fn machines_that_a_dead_server_had_not_handed_over_as_a_whole_are_named_and_othe
         return;
     }
     for taken in [1, 0] {
-        let (stage, told) = (Stage::new(Image::new(41, 640)), Arc::default());
+        let (fixture, told) = (Fixture::new(Image::new(41, 640)), Arc::default());
         let mut monitor = Monitor::idle();
-        let mut running = MadeUp::start(&stage, &mut monitor);
+        let mut running = MadeUp::start(&fixture, &mut monitor);
         let server = std::thread::scope(|scope| {
-            let next = scope.spawn(|| successor(&stage, &told, OnFailure::Leave));
+            let next = scope.spawn(|| successor(&fixture, &told, OnFailure::Leave));
             running.hand_over(2, taken);
             running.die();
             next.join().unwrap().unwrap()
@@ -613,11 +618,11 @@ fn a_machine_whose_pages_a_dead_server_had_not_told_of_is_killed() {
     if !vmm::has(test, &[REMOVALS]) {
         return;
     }
-    let (stage, told) = (Stage::new(Image::new(44, 640)), Arc::default());
+    let (fixture, told) = (Fixture::new(Image::new(44, 640)), Arc::default());
     let mut monitor = Monitor::idle();
-    let mut running = MadeUp::start(&stage, &mut monitor);
+    let mut running = MadeUp::start(&fixture, &mut monitor);
     let server = std::thread::scope(|scope| {
-        let next = scope.spawn(|| successor(&stage, &told, OnFailure::Kill));
+        let next = scope.spawn(|| successor(&fixture, &told, OnFailure::Kill));
         running.hand_over(1, 0);
         running.die();
         next.join().unwrap().unwrap()
@@ -634,13 +639,13 @@ fn a_successor_that_is_to_end_before_it_is_decided_takes_nothing() {
     if !vmm::has(test, &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(45, 200));
-    let server = stage.serve(RestoreOptions::default());
-    let mut monitor = Monitor::start(&stage.plan());
+    let fixture = Fixture::new(Image::new(45, 200));
+    let server = fixture.serve(RestoreOptions::default());
+    let mut monitor = Monitor::start(&fixture.plan());
     monitor.does("touch 0 100 2");
     let ending = rustix::event::eventfd(1, rustix::event::EventfdFlags::NONBLOCK).unwrap();
     let options = options(|o| (o.replace, o.ending) = (true, Some(Arc::new(ending))));
-    let ended = Server::start(&stage.cache, &stage.snapshot(), &stage.socket(), options);
+    let ended = Server::start(&fixture.cache, &fixture.snapshot(), &fixture.socket(), options);
     let why = ended.unwrap_err().to_string();
     assert!(why.contains("ends"), "{why}");
     monitor.does("touch 0 200 3");
@@ -654,14 +659,14 @@ fn a_server_at_the_longest_path_is_taken_over() {
     if !vmm::has(test, &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(42, 100));
-    let folder = stage.socket().parent().unwrap().to_owned();
+    let fixture = Fixture::new(Image::new(42, 100));
+    let folder = fixture.socket().parent().unwrap().to_owned();
     let socket = folder.join("s".repeat(107 - folder.as_os_str().len() - 1));
     let start = |options| {
-        Server::start(&stage.cache, &stage.snapshot(), &socket, options).expect("a path of 107 bytes")
+        Server::start(&fixture.cache, &fixture.snapshot(), &socket, options).expect("a path of 107 bytes")
     };
     let first = start(RestoreOptions::default());
-    let mut plan = stage.plan();
+    let mut plan = fixture.plan();
     plan.socket = socket.clone();
     let mut monitor = Monitor::start(&plan);
     let second = start(replacing());
@@ -671,6 +676,6 @@ fn a_server_at_the_longest_path_is_taken_over() {
     assert_eq!(std::fs::read_dir(folder).unwrap().count(), 0);
     // The snapshot itself was only read.
     let mut first_page = vec![0; 4096];
-    File::open(stage.snapshot()).unwrap().read_exact(&mut first_page).unwrap();
-    assert_eq!(first_page, stage.image.page(0));
+    File::open(fixture.snapshot()).unwrap().read_exact(&mut first_page).unwrap();
+    assert_eq!(first_page, fixture.image.page(0));
 }

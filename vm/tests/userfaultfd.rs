@@ -47,12 +47,12 @@ fn byte(at: usize) -> u8 {
     if page.is_multiple_of(4) { 0 } else { (page * 31 + at % PAGE * 7 + 1) as u8 }
 }
 
-struct Stage {
+struct Fixture {
     folder: tempfile::TempDir,
     cache: Cache,
 }
 
-impl Stage {
+impl Fixture {
     fn new() -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let bytes: Vec<u8> = (0..PAGES * PAGE).map(byte).collect();
@@ -144,18 +144,18 @@ fn region(base: *mut u8, pages: usize, page_size: usize) -> String {
 }
 
 impl Memory {
-    fn new(stage: &Stage, features: u64) -> Self {
-        Self::at(stage, map(PAGES), PAGE, features)
+    fn new(fixture: &Fixture, features: u64) -> Self {
+        Self::at(fixture, map(PAGES), PAGE, features)
     }
 
-    fn at(stage: &Stage, base: *mut u8, page_size: usize, features: u64) -> Self {
+    fn at(fixture: &Fixture, base: *mut u8, page_size: usize, features: u64) -> Self {
         let uffd = Uffd::create().expect("it may be used");
         uffd.handshake(features).expect("the kernel has these");
         let start = base.addr() as u64;
         // SAFETY: the range was mapped for this VM.
         unsafe { uffd.register(start..start + (PAGES * PAGE) as u64, Modes::Missing) }
             .expect("anonymous memory");
-        let socket = UnixStream::connect(stage.path("socket")).expect("it listens");
+        let socket = UnixStream::connect(fixture.path("socket")).expect("it listens");
         send(&socket, &format!("[{}]", region(base, PAGES, page_size)), &[uffd.as_fd()]);
         Self { base, pages: PAGES, uffd, _socket: socket }
     }
@@ -201,9 +201,9 @@ fn several_threads_read_the_snapshots_bytes() {
     if !may() {
         return;
     }
-    let stage = Stage::new();
-    let (server, events) = stage.serve(RestoreOptions::new());
-    let memory = Memory::new(&stage, feature::EVENT_REMOVE);
+    let fixture = Fixture::new();
+    let (server, events) = fixture.serve(RestoreOptions::new());
+    let memory = Memory::new(&fixture, feature::EVENT_REMOVE);
     std::thread::scope(|threads| {
         for thread in 0..3 {
             let memory = &memory;
@@ -230,9 +230,9 @@ fn memory_given_back_is_zeros_and_stays_so() {
     if !may() {
         return;
     }
-    let stage = Stage::new();
-    let (server, _events) = stage.serve(RestoreOptions::new());
-    let memory = Memory::new(&stage, feature::EVENT_REMOVE);
+    let fixture = Fixture::new();
+    let (server, _events) = fixture.serve(RestoreOptions::new());
+    let memory = Memory::new(&fixture, feature::EVENT_REMOVE);
     memory.expect_page(33);
     // The range has pages that were present and pages that were not.
     memory.remove(32, 64);
@@ -256,9 +256,9 @@ fn memory_in_large_pages_is_supplied_in_large_pages() {
         eprintln!("skipped: this machine keeps no large pages (vm.nr_hugepages)");
         return;
     };
-    let stage = Stage::new();
-    let (server, _events) = stage.serve(RestoreOptions::new());
-    let memory = Memory::at(&stage, base.cast(), 2 << 20, feature::EVENT_REMOVE);
+    let fixture = Fixture::new();
+    let (server, _events) = fixture.serve(RestoreOptions::new());
+    let memory = Memory::at(&fixture, base.cast(), 2 << 20, feature::EVENT_REMOVE);
     (0..PAGES).rev().for_each(|page| memory.expect_page(page));
     memory.remove(PAGES / 2, PAGES / 2);
     (0..PAGES / 2).for_each(|page| memory.expect_page(page));
@@ -272,9 +272,9 @@ fn pages_are_given_back_while_others_are_touched() {
     if !may() {
         return;
     }
-    let stage = Stage::new();
-    let (server, _events) = stage.serve(RestoreOptions::new());
-    let memory = Memory::new(&stage, feature::EVENT_REMOVE);
+    let fixture = Fixture::new();
+    let (server, _events) = fixture.serve(RestoreOptions::new());
+    let memory = Memory::new(&fixture, feature::EVENT_REMOVE);
     std::thread::scope(|threads| {
         // The lower half is given back piece by piece, and read behind that; other threads read the upper half
         // meanwhile.
@@ -301,10 +301,10 @@ fn memory_that_is_moved_or_unmapped_keeps_its_bytes_or_goes() {
     if !may() {
         return;
     }
-    let stage = Stage::new();
-    let (server, _events) = stage.serve(RestoreOptions::new());
+    let fixture = Fixture::new();
+    let (server, _events) = fixture.serve(RestoreOptions::new());
     let events = feature::EVENT_REMOVE | feature::EVENT_REMAP | feature::EVENT_UNMAP;
-    let memory = Memory::new(&stage, events);
+    let memory = Memory::new(&fixture, events);
     memory.expect_page(17);
     let target = map(64);
     // SAFETY: both ranges are this test's, and no thread touches the first one any more.
@@ -332,9 +332,9 @@ fn a_fork_has_its_parents_pages_and_the_snapshot_for_the_rest() {
     if !may() {
         return;
     }
-    let stage = Stage::new();
-    let (server, _events) = stage.serve(RestoreOptions::new());
-    let memory = Memory::new(&stage, feature::EVENT_REMOVE | feature::EVENT_FORK);
+    let fixture = Fixture::new();
+    let (server, _events) = fixture.serve(RestoreOptions::new());
+    let memory = Memory::new(&fixture, feature::EVENT_REMOVE | feature::EVENT_FORK);
     memory.expect_page(1);
     memory.write(PAGE, 77);
     memory.remove(64, 16);
@@ -364,26 +364,26 @@ fn recorded_pages_are_there_before_they_are_asked_for() {
     if !may() {
         return;
     }
-    let stage = Stage::new();
+    let fixture = Fixture::new();
     let mut options = RestoreOptions::new();
     options.record = true;
     options.run_bytes = 4096;
-    let (server, _events) = stage.serve(options);
-    let memory = Memory::new(&stage, feature::EVENT_REMOVE);
+    let (server, _events) = fixture.serve(options);
+    let memory = Memory::new(&fixture, feature::EVENT_REMOVE);
     let wanted = [900, 901, 902, 5, 6, 7, 333, 1];
     wanted.iter().for_each(|&page| memory.expect_page(page));
     let record = server.record().expect("it was recorded");
     drop(server);
     let pages: Vec<usize> = record.entries().iter().map(|entry| entry.page as usize).collect();
     assert_eq!(pages, wanted);
-    let path = stage.path("record");
+    let path = fixture.path("record");
     record.write(&path).expect("room for it");
 
     let mut options = RestoreOptions::new();
     options.run_bytes = 4096;
     options.replay = Some(record.clone());
-    let (server, _events) = stage.serve(options);
-    let memory = Memory::new(&stage, feature::EVENT_REMOVE);
+    let (server, _events) = fixture.serve(options);
+    let memory = Memory::new(&fixture, feature::EVENT_REMOVE);
     while server.stats().counters.ahead_bytes < (wanted.len() * PAGE) as u64 {
         std::thread::yield_now();
     }
@@ -414,8 +414,8 @@ fn ask_for_the_image(socket: &UnixStream) -> OwnedFd {
 }
 
 impl Memory {
-    fn mapped(stage: &Stage) -> Self {
-        let socket = UnixStream::connect(stage.path("socket")).expect("it listens");
+    fn mapped(fixture: &Fixture) -> Self {
+        let socket = UnixStream::connect(fixture.path("socket")).expect("it listens");
         let image = ask_for_the_image(&socket);
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: the kernel chooses an unused address.
@@ -440,13 +440,13 @@ fn clones_of_one_image_share_it_until_they_write() {
     if !may() {
         return;
     }
-    let stage = Stage::new();
+    let fixture = Fixture::new();
     let mut options = RestoreOptions::new();
     (options.minor, options.record) = (true, true);
-    let (server, events) = stage.serve(options);
-    let clones = [Memory::mapped(&stage), Memory::mapped(&stage)];
+    let (server, events) = fixture.serve(options);
+    let clones = [Memory::mapped(&fixture), Memory::mapped(&fixture)];
     // A VM that uses the other dialect, beside it.
-    let copied = Memory::new(&stage, feature::EVENT_REMOVE);
+    let copied = Memory::new(&fixture, feature::EVENT_REMOVE);
     std::thread::scope(|threads| {
         for (number, clone) in clones.iter().enumerate() {
             threads.spawn(move || {
@@ -474,8 +474,8 @@ fn clones_of_one_image_share_it_until_they_write() {
     // The recorded pages are mapped before the clone touches them.
     let mut options = RestoreOptions::new();
     (options.minor, options.replay) = (true, Some(record));
-    let (server, _events) = stage.serve(options);
-    let clone = Memory::mapped(&stage);
+    let (server, _events) = fixture.serve(options);
+    let clone = Memory::mapped(&fixture);
     while server.stats().counters.ahead_bytes < (PAGES * PAGE) as u64 {
         std::thread::yield_now();
     }
@@ -496,12 +496,12 @@ fn peers_that_talk_nonsense_get_an_error_and_are_closed_alone() {
     if !may() {
         return;
     }
-    let stage = Stage::new();
-    let (server, events) = stage.serve(RestoreOptions::new());
-    let memory = Memory::new(&stage, feature::EVENT_REMOVE);
+    let fixture = Fixture::new();
+    let (server, events) = fixture.serve(RestoreOptions::new());
+    let memory = Memory::new(&fixture, feature::EVENT_REMOVE);
     memory.expect_page(1);
-    let connect = || UnixStream::connect(stage.path("socket")).expect("it listens");
-    let file = std::fs::File::open(stage.path("snapshot")).expect("it is there");
+    let connect = || UnixStream::connect(fixture.path("socket")).expect("it listens");
+    let file = std::fs::File::open(fixture.path("snapshot")).expect("it is there");
     let good = format!("[{}]", region(memory.base, 1, PAGE));
     let (none, one, many) = (vec![], vec![file.as_fd()], vec![file.as_fd(); 5]);
     let cases = [
@@ -536,25 +536,25 @@ fn a_silent_peer_is_closed_and_one_too_many_is_refused() {
     if !may() {
         return;
     }
-    let stage = Stage::new();
+    let fixture = Fixture::new();
     let mut options = RestoreOptions::new();
     options.greeting = Duration::from_millis(50);
-    let (server, events) = stage.serve(options);
-    let socket = UnixStream::connect(stage.path("socket")).expect("it listens");
+    let (server, events) = fixture.serve(options);
+    let socket = UnixStream::connect(fixture.path("socket")).expect("it listens");
     assert!(wait_for(&events, "refused").contains("did not come within 50ms"));
     assert!(answer(&socket).contains("50ms"));
     // It has said all but for its descriptor.
-    let socket = UnixStream::connect(stage.path("socket")).expect("it listens");
+    let socket = UnixStream::connect(fixture.path("socket")).expect("it listens");
     send(&socket, &format!("[{}]", region(std::ptr::without_provenance_mut(4096), 1, PAGE)), &[]);
     assert!(wait_for(&events, "refused").contains("no userfaultfd came with them"));
     assert!(answer(&socket).contains("no userfaultfd came with them"));
     drop(server);
     let mut options = RestoreOptions::new();
     options.vms_max = 1;
-    let (server, events) = stage.serve(options);
-    let memory = Memory::new(&stage, feature::EVENT_REMOVE);
+    let (server, events) = fixture.serve(options);
+    let memory = Memory::new(&fixture, feature::EVENT_REMOVE);
     memory.expect_page(1);
-    let mut socket = UnixStream::connect(stage.path("socket")).expect("it listens");
+    let mut socket = UnixStream::connect(fixture.path("socket")).expect("it listens");
     assert!(wait_for(&events, "refused").contains("1 VMs are served already"));
     let _ = socket.write_all(b"[");
     memory.expect_page(100);
@@ -566,11 +566,11 @@ fn a_snapshot_that_changes_is_no_longer_served() {
     if !may() {
         return;
     }
-    let stage = Stage::new();
-    let (server, events) = stage.serve(RestoreOptions::new());
-    let memory = Memory::new(&stage, feature::EVENT_REMOVE);
+    let fixture = Fixture::new();
+    let (server, events) = fixture.serve(RestoreOptions::new());
+    let memory = Memory::new(&fixture, feature::EVENT_REMOVE);
     memory.expect_page(1);
-    let file = std::fs::OpenOptions::new().write(true).open(stage.path("snapshot")).expect("it is ours");
+    let file = std::fs::OpenOptions::new().write(true).open(fixture.path("snapshot")).expect("it is ours");
     file.set_len((PAGES * PAGE / 2) as u64).expect("it is ours");
     file.set_modified(std::time::SystemTime::UNIX_EPOCH).expect("it is ours");
     // The server does not answer this fault any more: a thread of a VM that is left waits until no process holds the
@@ -581,7 +581,7 @@ fn a_snapshot_that_changes_is_no_longer_served() {
         std::thread::spawn(move || memory.read(PAGE * 40))
     };
     assert!(wait_for(&events, "given up").contains("changed or cut"));
-    let second = Memory::new(&stage, feature::EVENT_REMOVE);
+    let second = Memory::new(&fixture, feature::EVENT_REMOVE);
     assert!(wait_for(&events, "given up").contains("changed or cut"));
     // This process holds the userfaultfd, too, so the fault can be answered here.
     let page = memory.base.addr() as u64 + (PAGE * 40) as u64;
@@ -595,27 +595,27 @@ fn a_snapshot_that_changes_is_no_longer_served() {
 #[test]
 fn the_socket_is_ours_alone_and_removed_at_the_end() {
     use std::os::unix::fs::PermissionsExt;
-    let stage = Stage::new();
+    let fixture = Fixture::new();
     let start = |socket: PathBuf| {
-        Server::start(&stage.cache, &stage.path("snapshot"), &socket, RestoreOptions::new())
+        Server::start(&fixture.cache, &fixture.path("snapshot"), &socket, RestoreOptions::new())
     };
     let refused = |socket: PathBuf| start(socket).expect_err("refused").to_string();
-    let (server, _events) = stage.serve(RestoreOptions::new());
-    let metadata = std::fs::metadata(stage.path("socket")).expect("it is there");
+    let (server, _events) = fixture.serve(RestoreOptions::new());
+    let metadata = std::fs::metadata(fixture.path("socket")).expect("it is there");
     assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
-    assert!(refused(stage.path("socket")).contains("another server listens there"));
-    assert!(refused(stage.path("snapshot")).contains("something else"));
-    assert!(refused(stage.path("none/socket")).contains("none/socket"));
+    assert!(refused(fixture.path("socket")).contains("another server listens there"));
+    assert!(refused(fixture.path("snapshot")).contains("something else"));
+    assert!(refused(fixture.path("none/socket")).contains("none/socket"));
     drop(server);
-    assert!(!stage.path("socket").exists());
+    assert!(!fixture.path("socket").exists());
     // The server replaces a socket on which no process listens.
-    drop(std::os::unix::net::UnixListener::bind(stage.path("socket")).expect("a socket"));
-    assert!(stage.path("socket").exists());
-    drop(start(stage.path("socket")).expect("a server"));
-    assert!(!stage.path("socket").exists());
+    drop(std::os::unix::net::UnixListener::bind(fixture.path("socket")).expect("a socket"));
+    assert!(fixture.path("socket").exists());
+    drop(start(fixture.path("socket")).expect("a server"));
+    assert!(!fixture.path("socket").exists());
     let mut options = RestoreOptions::new();
     options.run_bytes = 5000;
-    let wrong = Server::start(&stage.cache, &stage.path("snapshot"), &stage.path("socket"), options);
+    let wrong = Server::start(&fixture.cache, &fixture.path("snapshot"), &fixture.path("socket"), options);
     assert!(wrong.expect_err("no power of two").to_string().contains("power of two"));
     assert!(PeerError::HungUp.to_string().contains("before"));
 }

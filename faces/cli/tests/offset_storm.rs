@@ -14,18 +14,18 @@ use std::process::Output;
 mod disk;
 use disk::{Report, plain, program, quinion, scratch};
 
-struct Stage(tempfile::TempDir);
+struct Fixture(tempfile::TempDir);
 
-impl Stage {
+impl Fixture {
     fn new() -> Self {
-        let stage = Self(scratch());
+        let fixture = Self(scratch());
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/offset_storm.c");
         let mut compiler = plain(program("cc"));
-        compiler.args(["-O1", "-w", "-pthread", "-o"]).arg(stage.path("storm")).arg(source).arg("-ldl");
+        compiler.args(["-O1", "-w", "-pthread", "-o"]).arg(fixture.path("storm")).arg(source).arg("-ldl");
         assert!(compiler.status().expect("the compiler starts").success());
         let numbers: Vec<u8> = (0..1u32 << 18).flat_map(u32::to_le_bytes).collect();
-        std::fs::write(stage.path("numbers"), numbers).expect("the disk has room");
-        stage
+        std::fs::write(fixture.path("numbers"), numbers).expect("the disk has room");
+        fixture
     }
     fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
@@ -52,10 +52,10 @@ fn said(output: &Output) -> String {
 
 #[test]
 fn offset_storm() {
-    let stage = Stage::new();
-    assert_eq!(said(&stage.alone(&["storm", "numbers", "0.5", "1"])), "no difference");
+    let fixture = Fixture::new();
+    assert_eq!(said(&fixture.alone(&["storm", "numbers", "0.5", "1"])), "no difference");
     for seed in ["1", "2", "3"] {
-        let (output, served) = stage.served(&["storm", "numbers", "1.5", seed]);
+        let (output, served) = fixture.served(&["storm", "numbers", "1.5", seed]);
         assert_eq!(said(&output), "no difference");
         assert!(served > 1 << 20, "so little was served that nothing is shown: {served} bytes");
     }
@@ -63,8 +63,8 @@ fn offset_storm() {
 
 #[test]
 fn a_real_time_reader_lets_a_hand_over_end() {
-    let stage = Stage::new();
-    let (output, served) = stage.served(&["fifo", "numbers"]);
+    let fixture = Fixture::new();
+    let (output, served) = fixture.served(&["fifo", "numbers"]);
     match said(&output).as_str() {
         "no real-time class" => println!("SKIPPED: this user may not have threads of a real-time class"),
         "no difference" => assert!(served > 0, "nothing was served"),

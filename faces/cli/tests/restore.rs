@@ -30,18 +30,18 @@ const REMOVALS: Need = Need::Userfault(kernel::EVENT_REMOVE);
 /// The longest that a test waits for a message of the server.
 const WATCHDOG: Duration = Duration::from_secs(300);
 
-struct Stage {
+struct Fixture {
     sockets: TempDir,
     disk: TempDir,
     image: Image,
 }
 
-impl Stage {
+impl Fixture {
     fn new(image: Image) -> Self {
         let sockets = tempfile::tempdir().unwrap();
-        let stage = Self { sockets, disk: TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap(), image };
-        image.write(&stage.snapshot());
-        stage
+        let fixture = Self { sockets, disk: TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap(), image };
+        image.write(&fixture.snapshot());
+        fixture
     }
     fn snapshot(&self) -> PathBuf {
         self.disk.path().join("memory")
@@ -175,12 +175,12 @@ fn machines_are_served_and_reported() {
     if !vmm::has("machines_are_served_and_reported", &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(31, 3000));
-    let served = stage.serve(&["--memory", "64M", "--json", "--on-failure", "leave"]);
-    let socket = fs::metadata(stage.socket()).unwrap();
+    let fixture = Fixture::new(Image::new(31, 3000));
+    let served = fixture.serve(&["--memory", "64M", "--json", "--on-failure", "leave"]);
+    let socket = fs::metadata(fixture.socket()).unwrap();
     assert!(socket.file_type().is_socket());
     assert_eq!(socket.permissions().mode() & 0o777, 0o600, "other users may not connect");
-    let mut monitors = [(); 4].map(|()| Monitor::start(&stage.plan().in_regions(2)));
+    let mut monitors = [(); 4].map(|()| Monitor::start(&fixture.plan().in_regions(2)));
     monitors.iter_mut().for_each(|monitor| monitor.tell("touch 0 3000 2"));
     for monitor in &mut monitors {
         assert_eq!(monitor.answer().as_deref(), Some("done"));
@@ -193,7 +193,7 @@ fn machines_are_served_and_reported() {
     println!("{report}");
     assert!(number(&report, "faults") >= 4);
     monitors.iter_mut().for_each(|monitor| monitor.does("touch 0 3000 1"));
-    assert!(!stage.socket().exists(), "the socket goes with its server");
+    assert!(!fixture.socket().exists(), "the socket goes with its server");
 }
 
 #[test]
@@ -201,10 +201,10 @@ fn a_server_that_ends_kills_the_machines_that_need_it() {
     if !vmm::has("a_server_that_ends_kills_the_machines_that_need_it", &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(32, 500));
+    let fixture = Fixture::new(Image::new(32, 500));
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-        let served = stage.serve(&[]);
-        let mut monitor = Monitor::start(&stage.plan());
+        let served = fixture.serve(&[]);
+        let mut monitor = Monitor::start(&fixture.plan());
         monitor.does("touch 0 100 1");
         let (code, report) = served.stop(signal);
         assert_eq!(code, Some(0), "{report}");
@@ -219,23 +219,23 @@ fn machines_are_served_when_the_servers_output_is_not_read() {
     if !vmm::has("machines_are_served_when_the_servers_output_is_not_read", &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(39, 300));
-    let mut child = stage.command(&["--json"]).spawn().unwrap();
+    let fixture = Fixture::new(Image::new(39, 300));
+    let mut child = fixture.command(&["--json"]).spawn().unwrap();
     let mut first = String::new();
     BufReader::new(child.stderr.take().unwrap()).read_line(&mut first).unwrap();
     assert!(first.contains("serving"), "{first}");
     let served = Served { child, lines: channel().1 };
     for _ in 0..3 {
-        Monitor::start(&stage.plan()).does("touch 0 300 2");
+        Monitor::start(&fixture.plan()).does("touch 0 300 2");
     }
     // More peers than workers are silent.
     for _ in 0..10 {
-        let mut peer = UnixStream::connect(stage.socket()).unwrap();
+        let mut peer = UnixStream::connect(fixture.socket()).unwrap();
         peer.write_all(b"nonsense\n").unwrap();
         let mut answer = String::new();
         let _ = peer.read_to_string(&mut answer);
     }
-    let mut last = Monitor::start(&stage.plan());
+    let mut last = Monitor::start(&fixture.plan());
     last.does("touch 0 300 2");
     let (code, report) = served.stop(libc::SIGTERM);
     assert_eq!(code, Some(0), "{report}");
@@ -248,11 +248,11 @@ fn a_record_names_the_pages_that_were_touched_and_is_replayed() {
     if !vmm::has(test, &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(33, 2000));
-    let record = stage.path("record");
+    let fixture = Fixture::new(Image::new(33, 2000));
+    let record = fixture.path("record");
     let record = record.to_str().unwrap();
-    let served = stage.serve(&["--record", record, "--json"]);
-    let mut monitor = Monitor::start(&stage.plan());
+    let served = fixture.serve(&["--record", record, "--json"]);
+    let mut monitor = Monitor::start(&fixture.plan());
     for page in [1800, 30, 1000, 31] {
         monitor.does(&format!("touch {page} 1 1"));
     }
@@ -262,13 +262,13 @@ fn a_record_names_the_pages_that_were_touched_and_is_replayed() {
     assert!(fs::metadata(record).unwrap().len() < 100, "it is compact");
 
     // A second run adds what the first did not touch.
-    let served = stage.serve(&["--record", record, "--replay", record, "--json"]);
-    Monitor::start(&stage.plan()).does("touch 500 1 1");
+    let served = fixture.serve(&["--record", record, "--replay", record, "--json"]);
+    Monitor::start(&fixture.plan()).does("touch 500 1 1");
     let (code, report) = served.stop(libc::SIGTERM);
     assert_eq!((code, number(&report, "recorded_bytes")), (Some(0), 5 * 4096), "{report}");
 
-    let served = stage.serve(&["--replay", record, "--json"]);
-    let mut monitor = Monitor::start(&stage.plan());
+    let served = fixture.serve(&["--replay", record, "--json"]);
+    let mut monitor = Monitor::start(&fixture.plan());
     monitor.does("touch 0 2000 3");
     let (code, report) = served.stop(libc::SIGTERM);
     assert_eq!((code, number(&report, "stale_bytes")), (Some(0), 0), "{report}");
@@ -282,20 +282,20 @@ fn a_machine_gets_the_pages_of_its_record_and_no_others() {
     if !vmm::has(test, &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(48, 6000));
-    let record = stage.path("record");
+    let fixture = Fixture::new(Image::new(48, 6000));
+    let record = fixture.path("record");
     let record = record.to_str().unwrap();
     let touched = Vec::from_iter((0..6000).step_by(5));
-    let served = stage.serve(&["--record", record]);
-    let mut monitor = Monitor::start(&stage.plan());
+    let served = fixture.serve(&["--record", record]);
+    let mut monitor = Monitor::start(&fixture.plan());
     touched.iter().for_each(|page| monitor.does(&format!("touch {page} 1 1")));
     served.stop(libc::SIGTERM);
     for is_held in [false, true] {
         if !is_held {
-            vmm::evict(&stage.snapshot(), 0, None);
+            vmm::evict(&fixture.snapshot(), 0, None);
         }
-        let served = stage.serve(&["--replay", record, "--json"]);
-        let mut monitor = Monitor::start(&stage.plan());
+        let served = fixture.serve(&["--replay", record, "--json"]);
+        let mut monitor = Monitor::start(&fixture.plan());
         touched.iter().rev().for_each(|page| monitor.does(&format!("touch {page} 1 1")));
         let (_, report) = served.stop(libc::SIGTERM);
         let supplied = number(&report, "demand_bytes") + number(&report, "ahead_bytes");
@@ -313,10 +313,10 @@ fn a_crowd_of_faults_brings_the_rest_of_its_neighbourhood() {
         return;
     }
     const RUN: u64 = 64 << 10;
-    let stage = Stage::new(Image::new(50, 2048));
-    let metrics = stage.path("metrics");
-    let served = stage.serve(&["--json", "--metrics", metrics.to_str().unwrap()]);
-    let mut monitor = Monitor::start(&stage.plan());
+    let fixture = Fixture::new(Image::new(50, 2048));
+    let metrics = fixture.path("metrics");
+    let served = fixture.serve(&["--json", "--metrics", metrics.to_str().unwrap()]);
+    let mut monitor = Monitor::start(&fixture.plan());
     let mut touch = |begin: u64, runs: u64| {
         (0..runs).for_each(|i| monitor.does(&format!("touch {} 1 1", begin + i * 7 % 32 * 16)));
     };
@@ -342,15 +342,15 @@ fn a_snapshot_that_the_kernel_holds_is_not_taken_into_our_cache() {
     if !vmm::has(test, &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(49, 16384));
+    let fixture = Fixture::new(Image::new(49, 16384));
     let read = |words: &[&str]| {
-        let served = stage.serve(&[&["--json"], words].concat());
-        let mut monitor = Monitor::start(&stage.plan().in_regions(2));
+        let served = fixture.serve(&[&["--json"], words].concat());
+        let mut monitor = Monitor::start(&fixture.plan().in_regions(2));
         monitor.does("touch 1000 1 1");
         monitor.does("touch 0 16384 3");
         number(&served.stop(libc::SIGTERM).1, "device_bytes")
     };
-    if !can_read_held_bytes(&stage.snapshot()) {
+    if !can_read_held_bytes(&fixture.snapshot()) {
         return vmm::skipped(test, "the file system does not say what the kernel holds");
     }
     for words in [&[][..], &["--fill", "all"]] {
@@ -359,11 +359,11 @@ fn a_snapshot_that_the_kernel_holds_is_not_taken_into_our_cache() {
         assert!(bytes < 6 << 20, "{bytes} bytes went through our cache");
     }
     for words in [&[][..], &["--fill", "all"]] {
-        vmm::evict(&stage.snapshot(), 20 << 20, Some(24 << 20));
+        vmm::evict(&fixture.snapshot(), 20 << 20, Some(24 << 20));
         let bytes = read(words);
         // The kernel reads ahead some of it, too.
         assert!(bytes < 40 << 20, "{bytes} bytes went through our cache");
-        fs::read(stage.snapshot()).unwrap();
+        fs::read(fixture.snapshot()).unwrap();
     }
 }
 
@@ -381,22 +381,22 @@ fn a_record_that_is_damaged_or_stale_is_ignored_with_words() {
     if !vmm::has("a_record_that_is_damaged_or_stale_is_ignored_with_words", &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(34, 2000));
-    let record = stage.path("record");
+    let fixture = Fixture::new(Image::new(34, 2000));
+    let record = fixture.path("record");
     let record = record.to_str().unwrap();
-    let served = stage.serve(&["--record", record]);
-    Monitor::start(&stage.plan()).does("touch 0 2000 1");
+    let served = fixture.serve(&["--record", record]);
+    Monitor::start(&fixture.plan()).does("touch 0 2000 1");
     assert_eq!(served.stop(libc::SIGTERM).0, Some(0));
     let whole = fs::read(record).unwrap();
     let replays = |words: &str, image: Image| {
-        let mut command = stage.command(&["--replay", record, "--json"]);
+        let mut command = fixture.command(&["--replay", record, "--json"]);
         let mut child = command.spawn().unwrap();
         let errors = BufReader::new(child.stderr.take().unwrap());
         let said: Vec<String> =
             errors.lines().map(Result::unwrap).take_while(|line| !line.contains("serving")).collect();
         assert!(said.iter().any(|line| line.contains(words) && line.contains("record")), "{words}: {said:?}");
         let served = Served { child, lines: channel().1 };
-        Monitor::start(&Plan::new(stage.socket(), image)).does("touch 0 2000 2");
+        Monitor::start(&Plan::new(fixture.socket(), image)).does("touch 0 2000 2");
         let (code, report) = served.stop(libc::SIGTERM);
         assert_eq!(code, Some(0), "{report}");
     };
@@ -404,25 +404,25 @@ fn a_record_that_is_damaged_or_stale_is_ignored_with_words() {
     let mut damaged = whole.clone();
     *damaged.last_mut().unwrap() ^= 1;
     fs::write(record, &damaged).unwrap();
-    replays("pages are lost", stage.image);
+    replays("pages are lost", fixture.image);
     // Its head; another version; nothing of it.
     damaged = whole.clone();
     damaged[20] ^= 1;
     fs::write(record, &damaged).unwrap();
-    replays("ignored", stage.image);
+    replays("ignored", fixture.image);
     damaged = whole.clone();
     damaged[8] = 1;
     fs::write(record, &damaged).unwrap();
-    replays("version 1", stage.image);
+    replays("version 1", fixture.image);
     fs::write(record, "this is no record").unwrap();
-    replays("ignored", stage.image);
+    replays("ignored", fixture.image);
     // A record of another image.
     fs::write(record, &whole).unwrap();
     let other = Image::new(35, 2000);
-    other.write(&stage.snapshot());
+    other.write(&fixture.snapshot());
     replays("another snapshot", other);
-    assert_fails(&stage.fails(&["--replay", "/no/such/record"]), 1, "/no/such/record");
-    assert_fails(&stage.fails(&["--record", record, "--fill", "all"]), 1, "not both");
+    assert_fails(&fixture.fails(&["--replay", "/no/such/record"]), 1, "/no/such/record");
+    assert_fails(&fixture.fails(&["--record", record, "--fill", "all"]), 1, "not both");
 }
 
 #[test]
@@ -430,17 +430,17 @@ fn all_memory_is_filled_on_request_and_none_otherwise() {
     if !vmm::has("all_memory_is_filled_on_request_and_none_otherwise", &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(47, 3000));
-    let metrics = stage.path("metrics");
-    let served = stage.serve(&["--fill", "all", "--json", "--metrics", metrics.to_str().unwrap()]);
-    let mut monitor = Monitor::start(&stage.plan());
+    let fixture = Fixture::new(Image::new(47, 3000));
+    let metrics = fixture.path("metrics");
+    let served = fixture.serve(&["--fill", "all", "--json", "--metrics", metrics.to_str().unwrap()]);
+    let mut monitor = Monitor::start(&fixture.plan());
     until("all of it is there", || metric(&metrics, "ahead_bytes_total") >= 3000.0 * 4096.0);
     monitor.does("touch 0 3000 2");
     let (_, report) = served.stop(libc::SIGTERM);
     assert_eq!(number(&report, "faults"), 0, "nothing was asked for: {report}");
 
-    let served = stage.serve(&["--json"]);
-    let mut monitor = Monitor::start(&stage.plan());
+    let served = fixture.serve(&["--json"]);
+    let mut monitor = Monitor::start(&fixture.plan());
     monitor.does("touch 1000 1 1");
     let (_, report) = served.stop(libc::SIGTERM);
     assert_eq!(number(&report, "ahead_bytes"), 0, "{report}");
@@ -453,33 +453,33 @@ fn a_base_and_its_diff_are_served_as_one_snapshot() {
     if !vmm::has("a_base_and_its_diff_are_served_as_one_snapshot", &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(38, 600));
-    let diff = fs::File::create(stage.path("diff")).unwrap();
-    let base = fs::OpenOptions::new().write(true).open(stage.snapshot()).unwrap();
-    diff.set_len(stage.image.bytes()).unwrap();
+    let fixture = Fixture::new(Image::new(38, 600));
+    let diff = fs::File::create(fixture.path("diff")).unwrap();
+    let base = fs::OpenOptions::new().write(true).open(fixture.snapshot()).unwrap();
+    diff.set_len(fixture.image.bytes()).unwrap();
     for page in 200..500 {
-        diff.write_all_at(&stage.image.page(page), page * 4096).unwrap();
+        diff.write_all_at(&fixture.image.page(page), page * 4096).unwrap();
         base.write_all_at(&[0xEE; 4096], page * 4096).unwrap();
     }
-    let path = stage.path("diff");
+    let path = fixture.path("diff");
     let words = ["--diff", path.to_str().unwrap(), "--json"];
-    let served = stage.serve(&words);
-    Monitor::start(&stage.plan()).does("touch 0 600 2");
+    let served = fixture.serve(&words);
+    Monitor::start(&fixture.plan()).does("touch 0 600 2");
     let (_, report) = served.stop(libc::SIGTERM);
     assert_eq!(number(&report, "vms"), 1, "{report}");
-    diff.set_len(stage.image.bytes() - 4096).unwrap();
-    assert_fails(&stage.fails(&words), 1, "name diffs of this base");
-    assert_fails(&stage.fails(&["--diff", "/no/such/diff"]), 1, "/no/such/diff");
+    diff.set_len(fixture.image.bytes() - 4096).unwrap();
+    assert_fails(&fixture.fails(&words), 1, "name diffs of this base");
+    assert_fails(&fixture.fails(&["--diff", "/no/such/diff"]), 1, "/no/such/diff");
 }
 
 /// A VM that is ordered after the unit finds the socket.
 #[test]
 fn the_service_manager_is_told_when_vms_may_connect_and_when_the_server_ends() {
-    let stage = Stage::new(Image::new(39, 10));
-    let manager = std::os::unix::net::UnixDatagram::bind(stage.sockets.path().join("notify")).unwrap();
+    let fixture = Fixture::new(Image::new(39, 10));
+    let manager = std::os::unix::net::UnixDatagram::bind(fixture.sockets.path().join("notify")).unwrap();
     manager.set_read_timeout(Some(WATCHDOG)).unwrap();
-    let mut command = stage.command(&[]);
-    command.env("NOTIFY_SOCKET", stage.sockets.path().join("notify"));
+    let mut command = fixture.command(&[]);
+    command.env("NOTIFY_SOCKET", fixture.sockets.path().join("notify"));
     let served = Served::start(command);
     let said = || {
         let mut bytes = [0; 100];
@@ -487,11 +487,11 @@ fn the_service_manager_is_told_when_vms_may_connect_and_when_the_server_ends() {
         String::from_utf8_lossy(&bytes[..len]).into_owned()
     };
     assert_eq!(said(), "READY=1");
-    assert!(UnixStream::connect(stage.socket()).is_ok());
+    assert!(UnixStream::connect(fixture.socket()).is_ok());
     served.stop(libc::SIGTERM);
     assert_eq!(said(), "STOPPING=1");
     // A manager that cannot be told is no reason to serve no VM.
-    let mut command = stage.command(&[]);
+    let mut command = fixture.command(&[]);
     command.env("NOTIFY_SOCKET", "/no/such/manager");
     Served::start(command).says("cannot tell the service manager");
 }
@@ -524,8 +524,8 @@ fn the_unit_for_systemd_has_options_that_the_command_takes() {
 
 #[test]
 fn the_server_does_not_start_with_a_wrong_snapshot_or_argument() {
-    let stage = Stage::new(Image::new(35, 10));
-    let nowhere = Stage { sockets: tempfile::tempdir().unwrap(), ..Stage::new(Image::new(35, 10)) };
+    let fixture = Fixture::new(Image::new(35, 10));
+    let nowhere = Fixture { sockets: tempfile::tempdir().unwrap(), ..Fixture::new(Image::new(35, 10)) };
     fs::remove_file(nowhere.snapshot()).unwrap();
     assert_fails(&nowhere.fails(&[]), 1, "memory");
     fs::create_dir(nowhere.snapshot()).unwrap();
@@ -534,28 +534,28 @@ fn the_server_does_not_start_with_a_wrong_snapshot_or_argument() {
     fs::write(nowhere.snapshot(), "").unwrap();
     assert_fails(&nowhere.fails(&[]), 1, "memory: the snapshot is empty");
     for words in [&["--workers", "none"][..], &["--on-failure", "pray"], &["--nonsense"]] {
-        assert_eq!(stage.fails(words).status.code(), Some(2), "{words:?}");
+        assert_eq!(fixture.fails(words).status.code(), Some(2), "{words:?}");
     }
     for words in ["9100", "localhost:9100", "127.0.0.1:99999"] {
-        assert_fails(&stage.fails(&["--metrics", words]), 2, "127.0.0.1:9100");
+        assert_fails(&fixture.fails(&["--metrics", words]), 2, "127.0.0.1:9100");
     }
     // The error comes at the start, and not after hours, when the record is written.
-    assert_fails(&stage.fails(&["--record", "/no/such/record"]), 1, "/no/such/record");
-    assert_fails(&stage.fails(&["--record", stage.disk.path().to_str().unwrap()]), 1, "record");
-    assert_eq!(fs::read_dir(stage.disk.path()).unwrap().count(), 1, "nothing is left of the try");
+    assert_fails(&fixture.fails(&["--record", "/no/such/record"]), 1, "/no/such/record");
+    assert_fails(&fixture.fails(&["--record", fixture.disk.path().to_str().unwrap()]), 1, "record");
+    assert_eq!(fs::read_dir(fixture.disk.path()).unwrap().count(), 1, "nothing is left of the try");
     // A file is not replaced by a socket.
-    fs::write(stage.socket(), "precious").unwrap();
-    assert_fails(&stage.fails(&[]), 1, "socket");
-    assert_eq!(fs::read(stage.socket()).unwrap(), b"precious");
-    fs::remove_file(stage.socket()).unwrap();
+    fs::write(fixture.socket(), "precious").unwrap();
+    assert_fails(&fixture.fails(&[]), 1, "socket");
+    assert_eq!(fs::read(fixture.socket()).unwrap(), b"precious");
+    fs::remove_file(fixture.socket()).unwrap();
     // A socket on which another process listens is not replaced either.
-    let living = UnixListener::bind(stage.socket()).unwrap();
-    assert_fails(&stage.fails(&[]), 1, "socket");
-    assert!(UnixStream::connect(stage.socket()).is_ok(), "it is still there");
+    let living = UnixListener::bind(fixture.socket()).unwrap();
+    assert_fails(&fixture.fails(&[]), 1, "socket");
+    assert!(UnixStream::connect(fixture.socket()).is_ok(), "it is still there");
     // A socket on which no process listens any more is replaced.
     drop(living);
-    let served = stage.serve(&[]);
-    assert_fails(&stage.fails(&[]), 1, "socket");
+    let served = fixture.serve(&[]);
+    assert_fails(&fixture.fails(&[]), 1, "socket");
     assert_eq!(served.stop(libc::SIGTERM).0, Some(0));
 }
 
@@ -566,17 +566,17 @@ fn thousands_of_peers_cost_little() {
     if !vmm::has("thousands_of_peers_cost_little", &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(36, 500));
-    let too_many = may_open(200, stage.command(&["--vms-max", "1000"])).output().unwrap();
+    let fixture = Fixture::new(Image::new(36, 500));
+    let too_many = may_open(200, fixture.command(&["--vms-max", "1000"])).output().unwrap();
     assert_fails(&too_many, 1, "ulimit");
-    let served = Served::start(may_open(200, stage.command(&["--vms-max", "40"])));
-    let mut witness = Monitor::start(&stage.plan());
+    let served = Served::start(may_open(200, fixture.command(&["--vms-max", "40"])));
+    let mut witness = Monitor::start(&fixture.plan());
     witness.does("touch 0 50 1");
     let (descriptors, threads, memory) = (served.descriptors(), served.threads(), served.anonymous_kib());
     for wave in 0..20u64 {
         let mut peers = Vec::new();
         for _ in 0..150 {
-            let Ok(mut peer) = UnixStream::connect(stage.socket()) else { continue };
+            let Ok(mut peer) = UnixStream::connect(fixture.socket()) else { continue };
             match wave % 3 {
                 0 => {}
                 1 => drop(peer.write_all(b"[{\"base")),
@@ -590,7 +590,7 @@ fn thousands_of_peers_cost_little() {
     until("their threads end", || served.threads() <= threads);
     let grown = served.anonymous_kib().saturating_sub(memory);
     assert!(grown < 64 << 10, "{grown} KiB more than before");
-    let mut late = Monitor::start(&stage.plan());
+    let mut late = Monitor::start(&fixture.plan());
     late.does("touch 0 500 2");
 }
 
@@ -604,17 +604,17 @@ fn a_peer_that_hung_up_delays_no_other() {
     if !vmm::has("a_peer_that_hung_up_delays_no_other", &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(45, 100));
+    let fixture = Fixture::new(Image::new(45, 100));
     for silent in [true, false] {
-        let served = stage.serve(&["--vms-max", "4", "--workers", "1"]);
+        let served = fixture.serve(&["--vms-max", "4", "--workers", "1"]);
         served.pause();
         for _ in 0..60 {
-            let mut peer = UnixStream::connect(stage.socket()).unwrap();
+            let mut peer = UnixStream::connect(fixture.socket()).unwrap();
             if !silent {
                 peer.write_all(b"[{\"base").unwrap();
             }
         }
-        let mut late = Monitor::start(&stage.plan());
+        let mut late = Monitor::start(&fixture.plan());
         served.go_on();
         late.does("touch 0 100 2");
         assert_eq!(served.stop(libc::SIGTERM).0, Some(0));
@@ -627,14 +627,14 @@ fn a_machine_too_many_does_not_wait_without_end() {
     if !vmm::has("a_machine_too_many_does_not_wait_without_end", &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(46, 100));
-    let served = stage.serve(&["--vms-max", "1"]);
-    let mut first = Monitor::start(&stage.plan());
+    let fixture = Fixture::new(Image::new(46, 100));
+    let served = fixture.serve(&["--vms-max", "1"]);
+    let mut first = Monitor::start(&fixture.plan());
     first.does("touch 0 50 1");
     let descriptors = served.descriptors();
     for _ in 0..20 {
         served.pause();
-        let mut late = Monitor::start(&stage.plan());
+        let mut late = Monitor::start(&fixture.plan());
         late.tell("touch 0 100 1");
         served.go_on();
         assert_eq!(late.ended().signal(), Some(libc::SIGKILL));
@@ -644,7 +644,7 @@ fn a_machine_too_many_does_not_wait_without_end() {
     until("they are let go", || served.descriptors() <= descriptors);
     drop(first);
     until("there is room", || served.descriptors() < descriptors);
-    Monitor::start(&stage.plan()).does("touch 0 100 1");
+    Monitor::start(&fixture.plan()).does("touch 0 100 1");
     assert_eq!(served.stop(libc::SIGTERM).0, Some(0));
 }
 
@@ -660,17 +660,17 @@ fn a_refused_machine_that_does_not_die_occupies_no_place() {
         return;
     }
     const CROWDED: &str = "cannot accept connections";
-    let stage = Stage::new(Image::new(48, 100));
-    let served = stage.serve(&["--vms-max", "1", "--json"]);
+    let fixture = Fixture::new(Image::new(48, 100));
+    let served = fixture.serve(&["--vms-max", "1", "--json"]);
     // Its memory is sent before the server accepts it.
     let late = || {
         served.pause();
-        let late = Monitor::start(&stage.plan());
+        let late = Monitor::start(&fixture.plan());
         let held = kernel::Held::at_its_end(late.pid());
         served.go_on();
         (held, late)
     };
-    let mut first = Monitor::start(&stage.plan());
+    let mut first = Monitor::start(&fixture.plan());
     first.does("touch 0 50 1");
     let mut dying = Vec::new();
     let mut waiting = loop {
@@ -727,8 +727,8 @@ fn hundreds_of_machines_are_served_at_once() {
         return;
     }
     const MACHINES: u64 = 250;
-    let stage = Stage::new(Image::new(38, 2 * MACHINES));
-    let command = stage.command(&["--vms-max", "300", "--on-failure", "leave"]);
+    let fixture = Fixture::new(Image::new(38, 2 * MACHINES));
+    let command = fixture.command(&["--vms-max", "300", "--on-failure", "leave"]);
     let served = Served::start(may_open(1024, command));
     let before = served.descriptors();
     // A machine's end is that of this process, not that of its connection: Firecracker promises nothing about
@@ -739,11 +739,11 @@ fn hundreds_of_machines_are_served_at_once() {
             let bytes = 2 * vmm::PAGE as u64;
             let address = memory::map(&memory::Of::Anonymous, 0, bytes).unwrap();
             userfault.register(address, bytes, kernel::MISSING).unwrap();
-            let stream = UnixStream::connect(stage.socket()).unwrap();
+            let stream = UnixStream::connect(fixture.socket()).unwrap();
             let region = memory::Region { address, offset: number * bytes, bytes };
             let message = vmm::monitor::message(&[region]);
             kernel::send(&stream, message.as_bytes(), &[userfault.as_fd()]).unwrap();
-            (memory::Memory::new(stage.image, vec![region]), userfault, stream)
+            (memory::Memory::new(fixture.image, vec![region]), userfault, stream)
         })
         .collect();
     let (teller, told) = channel();
@@ -766,22 +766,22 @@ fn hundreds_of_machines_are_served_at_once() {
 
 #[test]
 fn the_url_of_an_object_is_refused_with_the_command_that_serves_it() {
-    let stage = Stage::new(Image::new(51, 10));
+    let fixture = Fixture::new(Image::new(51, 10));
     let mut command = Command::new(env!("CARGO_BIN_EXE_quinion"));
     command.args(["restore", "--snapshot", "s3://bucket/vm.mem", "--socket", "/run/vm.sock"]);
     let served_by = "quinion serve --store s3://bucket --restore s3://bucket/vm.mem=/run/vm.sock";
     assert_fails(&command.output().unwrap(), 1, served_by);
-    assert_fails(&stage.fails(&["--diff", "gs://bucket/monday.mem"]), 1, "gs://bucket/monday.mem=");
+    assert_fails(&fixture.fails(&["--diff", "gs://bucket/monday.mem"]), 1, "gs://bucket/monday.mem=");
 }
 
 /// A pipe in the place of the record, into which nothing is written: the command waits for it.
 #[test]
 fn a_signal_ends_the_command_while_it_reads_its_record() {
-    let stage = Stage::new(Image::new(52, 300));
-    let pipe = stage.path("pipe");
+    let fixture = Fixture::new(Image::new(52, 300));
+    let pipe = fixture.path("pipe");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     for signal in [libc::SIGTERM, libc::SIGINT] {
-        let child = stage.command(&["--replay", pipe.to_str().unwrap()]).spawn().unwrap();
+        let child = fixture.command(&["--replay", pipe.to_str().unwrap()]).spawn().unwrap();
         let mut served = Served { child, lines: channel().1 };
         // It has begun to wait for signals by then, and to read.
         std::thread::sleep(Duration::from_millis(500));
@@ -796,37 +796,37 @@ fn a_signal_ends_the_command_while_it_reads_its_record() {
             std::thread::sleep(Duration::from_millis(5));
         };
         assert_eq!(code, Some(0));
-        assert!(!stage.socket().exists(), "it did not serve");
+        assert!(!fixture.socket().exists(), "it did not serve");
     }
 }
 
 #[test]
 fn a_socket_has_the_owner_and_permissions_that_it_is_given() {
-    let stage = Stage::new(Image::new(49, 10));
+    let fixture = Fixture::new(Image::new(49, 10));
     for (words, mode) in [(&["--socket-mode", "660"][..], 0o660), (&[], 0o600), (&["--socket-mode", "0"], 0)]
     {
-        let served = stage.serve(words);
-        let socket = fs::metadata(stage.socket()).unwrap();
+        let served = fixture.serve(words);
+        let socket = fs::metadata(fixture.socket()).unwrap();
         assert_eq!(socket.permissions().mode() & 0o777, mode);
         assert_eq!(served.stop(libc::SIGTERM).0, Some(0));
     }
     for words in ["8", "1777", "rw"] {
-        assert_fails(&stage.fails(&["--socket-mode", words]), 2, "octal");
+        assert_fails(&fixture.fails(&["--socket-mode", words]), 2, "octal");
     }
     for words in ["root", "1:", ":1", "1:2:3"] {
-        assert_fails(&stage.fails(&["--socket-owner", words]), 2, "numbers");
+        assert_fails(&fixture.fails(&["--socket-owner", words]), 2, "numbers");
     }
     // Its own user and group, as which any process may name it; and another user, which root alone may.
-    let own = fs::metadata(stage.snapshot()).unwrap();
-    let served = stage.serve(&["--socket-owner", &format!("{}:{}", own.uid(), own.gid())]);
+    let own = fs::metadata(fixture.snapshot()).unwrap();
+    let served = fixture.serve(&["--socket-owner", &format!("{}:{}", own.uid(), own.gid())]);
     assert_eq!(served.stop(libc::SIGTERM).0, Some(0));
     if own.uid() != 0 {
-        assert_fails(&stage.fails(&["--socket-owner", "0:0"]), 1, "run as root");
-        assert!(!stage.socket().exists(), "nothing is left of the try");
+        assert_fails(&fixture.fails(&["--socket-owner", "0:0"]), 1, "run as root");
+        assert!(!fixture.socket().exists(), "nothing is left of the try");
         return;
     }
-    let served = stage.serve(&["--socket-owner", "65534:65533", "--socket-mode", "620"]);
-    let socket = fs::metadata(stage.socket()).unwrap();
+    let served = fixture.serve(&["--socket-owner", "65534:65533", "--socket-mode", "620"]);
+    let socket = fs::metadata(fixture.socket()).unwrap();
     assert_eq!((socket.uid(), socket.gid(), socket.permissions().mode() & 0o777), (65534, 65533, 0o620));
     drop(served);
 }
@@ -837,16 +837,16 @@ fn a_snapshot_that_is_larger_than_its_machine_is_mentioned() {
     if !vmm::has("a_snapshot_that_is_larger_than_its_machine_is_mentioned", &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(50, 600));
-    let served = stage.serve(&[]);
-    let mut smaller = stage.plan();
+    let fixture = Fixture::new(Image::new(50, 600));
+    let served = fixture.serve(&[]);
+    let mut smaller = fixture.plan();
     smaller.regions = vec![(0, 500 * vmm::PAGE as u64)];
     Monitor::start(&smaller).does("touch 0 500 1");
     let said = served.says("vm 1 (process");
     assert!(said.contains("serving"), "{said}");
     let said = served.says_one_of(&["snapshot of this VM", "has ended"]);
     assert!(said.contains("snapshot of this VM"), "{said}");
-    Monitor::start(&stage.plan()).does("touch 0 600 1");
+    Monitor::start(&fixture.plan()).does("touch 0 600 1");
     let said = served.says_one_of(&["snapshot of this VM", "vm 2 (process"]);
     let ended = served.says_one_of(&["snapshot of this VM", "vm 2 (process"]);
     assert!(said.contains("serving") && ended.contains("has ended"), "{said} {ended}");
@@ -859,16 +859,16 @@ fn a_command_takes_over_the_machines_of_one_that_runs() {
     if !vmm::has(test, &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(60, 3000));
-    let metrics = stage.path("metrics");
+    let fixture = Fixture::new(Image::new(60, 3000));
+    let metrics = fixture.path("metrics");
     let words = ["--replace", "--json", "--metrics", metrics.to_str().unwrap()];
-    let mut served = stage.serve(&words[..2]);
-    let mut monitor = Monitor::start(&stage.plan());
+    let mut served = fixture.serve(&words[..2]);
+    let mut monitor = Monitor::start(&fixture.plan());
     monitor.does("balloon 2900 100 dontneed");
     monitor.does("touch 0 10 1");
     monitor.tell("race 300 3");
     for _ in 0..2 {
-        let next = stage.serve(&words);
+        let next = fixture.serve(&words);
         served.says("was handed over");
         let mut report = String::new();
         served.child.stdout.take().unwrap().read_to_string(&mut report).unwrap();
@@ -879,13 +879,13 @@ fn a_command_takes_over_the_machines_of_one_that_runs() {
     until("the numbers tell of it", || metric(&metrics, "vms_taken_over_total") == 1.0);
     assert_eq!(monitor.answer().as_deref(), Some("done"));
     monitor.does("touch 0 3000 2");
-    let mut other = Monitor::start(&stage.plan());
+    let mut other = Monitor::start(&fixture.plan());
     other.does("touch 0 3000 1");
     let (code, report) = served.stop(libc::SIGTERM);
     assert_eq!(code, Some(0), "{report}");
     let told = ["vms", "vms_taken_over", "vms_handed_over"].map(|name| number(&report, name));
     assert_eq!(told, [2, 1, 0], "{report}");
-    assert_eq!(fs::read_dir(stage.sockets.path()).unwrap().count(), 0);
+    assert_eq!(fs::read_dir(fixture.sockets.path()).unwrap().count(), 0);
 }
 
 #[test]
@@ -893,15 +893,21 @@ fn a_command_with_another_snapshot_takes_over_nothing() {
     if !vmm::has("a_command_with_another_snapshot_takes_over_nothing", &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(61, 300));
-    let served = stage.serve(&[]);
-    let mut monitor = Monitor::start(&stage.plan());
+    let fixture = Fixture::new(Image::new(61, 300));
+    let served = fixture.serve(&[]);
+    let mut monitor = Monitor::start(&fixture.plan());
     monitor.does("touch 0 100 1");
-    assert_fails(&stage.fails(&[]), 1, "another server listens there");
-    let other = stage.path("other");
+    assert_fails(&fixture.fails(&[]), 1, "another server listens there");
+    let other = fixture.path("other");
     Image::new(62, 300).write(&other);
     let mut command = Command::new(env!("CARGO_BIN_EXE_quinion"));
-    command.arg("restore").arg("--snapshot").arg(&other).arg("--socket").arg(stage.socket()).arg("--replace");
+    command
+        .arg("restore")
+        .arg("--snapshot")
+        .arg(&other)
+        .arg("--socket")
+        .arg(fixture.socket())
+        .arg("--replace");
     assert_fails(&command.output().unwrap(), 1, "serves another snapshot");
     served.says("another snapshot");
     monitor.does("touch 0 300 2");
@@ -914,11 +920,11 @@ fn a_replaced_command_that_is_killed_harms_no_machine() {
     if !vmm::has("a_replaced_command_that_is_killed_harms_no_machine", &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(63, 2000));
-    let served = stage.serve(&[]);
-    let mut monitor = Monitor::start(&stage.plan());
+    let fixture = Fixture::new(Image::new(63, 2000));
+    let served = fixture.serve(&[]);
+    let mut monitor = Monitor::start(&fixture.plan());
     monitor.tell("race 200 2");
-    let next = stage.serve(&["--replace"]);
+    let next = fixture.serve(&["--replace"]);
     served.signal(libc::SIGKILL);
     drop(served);
     assert_eq!(monitor.answer().as_deref(), Some("done"));
@@ -931,10 +937,10 @@ fn numbers_are_published_on_request() {
     if !vmm::has("numbers_are_published_on_request", &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(37, 400));
-    let metrics = stage.path("metrics");
-    let served = stage.serve(&["--metrics", metrics.to_str().unwrap()]);
-    let mut monitor = Monitor::start(&stage.plan());
+    let fixture = Fixture::new(Image::new(37, 400));
+    let metrics = fixture.path("metrics");
+    let served = fixture.serve(&["--metrics", metrics.to_str().unwrap()]);
+    let mut monitor = Monitor::start(&fixture.plan());
     monitor.does("touch 0 400 1");
     let faults = || {
         let text = fs::read_to_string(&metrics).unwrap_or_default();
@@ -952,22 +958,22 @@ fn a_page_that_cannot_be_read_is_told_with_its_file_and_reason() {
     if !vmm::has("a_page_that_cannot_be_read_is_told_with_its_file_and_reason", &needs) {
         return;
     }
-    let stage = Stage::new(Image::new(54, 640));
-    let flat = stage.path("flat");
-    fs::rename(stage.snapshot(), &flat).unwrap();
+    let fixture = Fixture::new(Image::new(54, 640));
+    let flat = fixture.path("flat");
+    fs::rename(fixture.snapshot(), &flat).unwrap();
     let mut pack = Command::new(env!("CARGO_BIN_EXE_quinion"));
-    pack.args(["pack", "--chunk", "64K", "--snapshot"]).arg(&flat).arg("--out").arg(stage.snapshot());
+    pack.args(["pack", "--chunk", "64K", "--snapshot"]).arg(&flat).arg("--out").arg(fixture.snapshot());
     assert!(pack.output().unwrap().status.success());
-    let mut bytes = fs::read(stage.snapshot()).unwrap();
+    let mut bytes = fs::read(fixture.snapshot()).unwrap();
     let at = bytes.len() - 1000;
     bytes[at] ^= 1;
-    fs::write(stage.snapshot(), bytes).unwrap();
+    fs::write(fixture.snapshot(), bytes).unwrap();
     for words in [&["--on-failure", "leave"][..], &["--minor", "--memory", "64M"]] {
-        let served = stage.serve(words);
+        let served = fixture.serve(words);
         let features = kernel::MINOR_SHMEM | kernel::MISSING_SHMEM | kernel::EVENT_REMOVE;
         let plan = match words[0] {
-            "--minor" => stage.plan().backing(Backing::Offered).features(features),
-            _ => stage.plan(),
+            "--minor" => fixture.plan().backing(Backing::Offered).features(features),
+            _ => fixture.plan(),
         };
         let mut monitor = Monitor::start(&plan);
         let fault = format!("errno {}", libc::EFAULT);

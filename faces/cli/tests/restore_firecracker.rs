@@ -83,13 +83,13 @@ fn can_run(test: &str) -> bool {
     vmm::has(test, &[Need::Userfault(kernel::EVENT_REMOVE), Need::Kvm])
 }
 
-struct Stage {
+struct Fixture {
     kit: Kit,
     folder: TempDir,
     base: Snapshot,
 }
 
-impl Stage {
+impl Fixture {
     /// Prints why and returns `None` without a Firecracker and a guest.
     fn of(test: &str) -> Option<Self> {
         Self::with(test, Config::new(MIB))
@@ -222,19 +222,19 @@ fn a_real_firecracker_goes_on_from_a_snapshot_that_we_serve() {
 
 #[test]
 fn each_page_is_right_by_the_kernel_and_by_ours() {
-    let Some(stage) = Stage::of("each_page_is_right_by_the_kernel_and_by_ours") else { return };
+    let Some(fixture) = Fixture::of("each_page_is_right_by_the_kernel_and_by_ours") else { return };
     let scattered = Order { again: true, ..Order::scattered(200) };
     for (which, order) in [Order::new(Mode::All), scattered].into_iter().enumerate() {
-        let snapshot = stage.ordered("ordered", order);
-        let touched = stage.base.pages() * order.thousandths / 1000;
+        let snapshot = fixture.ordered("ordered", order);
+        let touched = fixture.base.pages() * order.thousandths / 1000;
         let verified = |mut monitor: Firecracker| {
             monitor.right("R", touched);
             if order.again {
-                monitor.right("S", stage.base.pages());
+                monitor.right("S", fixture.base.pages());
             }
             assert!(monitor.ended().success());
         };
-        verified(stage.restore(&format!("file{which}"), &snapshot, Backend::File));
+        verified(fixture.restore(&format!("file{which}"), &snapshot, Backend::File));
         for (way, words) in [&[][..], &["--fill", "all"], &["--fill", "none"]].into_iter().enumerate() {
             for is_cold in [true, false] {
                 if is_cold {
@@ -242,7 +242,7 @@ fn each_page_is_right_by_the_kernel_and_by_ours() {
                 }
                 let served = Served::start(&snapshot, words);
                 let name = format!("ours{which}{way}{is_cold}");
-                verified(stage.restore(&name, &snapshot, Backend::Uffd(&served.socket())));
+                verified(fixture.restore(&name, &snapshot, Backend::Uffd(&served.socket())));
                 let report = served.stop();
                 assert_eq!((number(&report, "vms"), number(&report, "vms_given_up")), (1, 0), "{report}");
             }
@@ -252,19 +252,19 @@ fn each_page_is_right_by_the_kernel_and_by_ours() {
 
 #[test]
 fn four_machines_at_a_time_are_right() {
-    let Some(stage) = Stage::of("four_machines_at_a_time_are_right") else { return };
+    let Some(fixture) = Fixture::of("four_machines_at_a_time_are_right") else { return };
     // They write, and find each its own.
-    let snapshot = stage.ordered("ordered", Order { op: Op::Write, again: true, ..Order::scattered(300) });
-    let touched = stage.base.pages() * 300 / 1000;
+    let snapshot = fixture.ordered("ordered", Order { op: Op::Write, again: true, ..Order::scattered(300) });
+    let touched = fixture.base.pages() * 300 / 1000;
     let served = Served::start(&snapshot, &[]);
-    let mut monitors = Vec::from_iter(
-        (0..4)
-            .map(|number| stage.restore(&format!("vm{number}"), &snapshot, Backend::Uffd(&served.socket()))),
-    );
+    let mut monitors =
+        Vec::from_iter((0..4).map(|number| {
+            fixture.restore(&format!("vm{number}"), &snapshot, Backend::Uffd(&served.socket()))
+        }));
     for monitor in &mut monitors {
         monitor.right("R", touched);
         monitor.right("W", touched);
-        monitor.right("S", stage.base.pages());
+        monitor.right("S", fixture.base.pages());
         assert!(monitor.ended().success());
     }
     let report = served.stop();
@@ -275,13 +275,13 @@ fn four_machines_at_a_time_are_right() {
 /// kills it.
 #[test]
 fn a_machine_whose_server_ends_sees_no_wrong_page() {
-    let Some(stage) = Stage::of("a_machine_whose_server_ends_sees_no_wrong_page") else { return };
+    let Some(fixture) = Fixture::of("a_machine_whose_server_ends_sees_no_wrong_page") else { return };
     for signal in [libc::SIGKILL, libc::SIGTERM] {
-        let snapshot = stage.ordered("ordered", Order { chunk: 64, ..Order::scattered(1000) });
+        let snapshot = fixture.ordered("ordered", Order { chunk: 64, ..Order::scattered(1000) });
         vmm::evict(&snapshot.memory, 0, None);
         let served = Served::start(&snapshot, &["--fill", "none"]);
         let name = format!("vm{signal}");
-        let mut monitor = stage.restore(&name, &snapshot, Backend::Uffd(&served.socket()));
+        let mut monitor = fixture.restore(&name, &snapshot, Backend::Uffd(&served.socket()));
         monitor.line("P");
         served.signal(signal);
         // It says what it has found when it is through; here it never is, or it found all pages right.
@@ -299,11 +299,11 @@ fn a_machine_whose_server_ends_sees_no_wrong_page() {
 /// never goes on with what is not there.
 #[test]
 fn a_machine_whose_snapshot_is_cut_sees_no_wrong_page() {
-    let Some(stage) = Stage::of("a_machine_whose_snapshot_is_cut_sees_no_wrong_page") else { return };
-    let snapshot = stage.ordered("ordered", Order { chunk: 16, ..Order::scattered(1000) });
+    let Some(fixture) = Fixture::of("a_machine_whose_snapshot_is_cut_sees_no_wrong_page") else { return };
+    let snapshot = fixture.ordered("ordered", Order { chunk: 16, ..Order::scattered(1000) });
     vmm::evict(&snapshot.memory, 0, None);
     let served = Served::start(&snapshot, &["--fill", "none"]);
-    let mut monitor = stage.restore("vm", &snapshot, Backend::Uffd(&served.socket()));
+    let mut monitor = fixture.restore("vm", &snapshot, Backend::Uffd(&served.socket()));
     monitor.line("P");
     served.signal(libc::SIGSTOP);
     fs::OpenOptions::new().write(true).open(&snapshot.memory).unwrap().set_len(8 << 20).unwrap();
@@ -314,7 +314,7 @@ fn a_machine_whose_snapshot_is_cut_sees_no_wrong_page() {
         Err(_) => assert_eq!(status.signal(), Some(libc::SIGKILL), "{:?}", monitor.said()),
     }
     // New machines get nothing either.
-    let mut other = stage.kit.monitor(stage.folder.path(), "other");
+    let mut other = fixture.kit.monitor(fixture.folder.path(), "other");
     if other.load(&snapshot, Backend::Uffd(&served.socket())).is_ok() {
         assert_eq!(other.ended().signal(), Some(libc::SIGKILL));
     }
@@ -327,12 +327,12 @@ fn a_machine_whose_snapshot_is_cut_sees_no_wrong_page() {
 fn pages_that_a_balloon_took_are_zeros_and_the_others_are_right() {
     let test = "pages_that_a_balloon_took_are_zeros_and_the_others_are_right";
     // The guest's trials take 192 MiB.
-    let Some(stage) = Stage::with(test, Config { has_balloon: true, ..Config::new(256) }) else { return };
-    let snapshot = stage.ordered("ordered", Order::new(Mode::Balloon));
+    let Some(fixture) = Fixture::with(test, Config { has_balloon: true, ..Config::new(256) }) else { return };
+    let snapshot = fixture.ordered("ordered", Order::new(Mode::Balloon));
     for words in [&[][..], &["--fill", "all"]] {
         let served = Served::start(&snapshot, words);
         let name = format!("vm{}", words.len());
-        let mut monitor = stage.restore(&name, &snapshot, Backend::Uffd(&served.socket()));
+        let mut monitor = fixture.restore(&name, &snapshot, Backend::Uffd(&served.socket()));
         let line = monitor.line("R ");
         assert_eq!(field(&line, "bad"), 0, "{line}; {:?}", monitor.said());
         assert!(monitor.ended().success());
@@ -343,15 +343,15 @@ fn pages_that_a_balloon_took_are_zeros_and_the_others_are_right() {
 
 #[test]
 fn a_record_is_replayed_over_several_runs() {
-    let Some(stage) = Stage::of("a_record_is_replayed_over_several_runs") else { return };
-    let (record, pages) = (stage.path("record"), stage.base.pages());
+    let Some(fixture) = Fixture::of("a_record_is_replayed_over_several_runs") else { return };
+    let (record, pages) = (fixture.path("record"), fixture.base.pages());
     let record = record.to_str().unwrap();
     let run = |name: &str, order: Order, words: &[&str]| {
         // The order is in a page of the snapshot, which differs from run to run: that page is stale then.
-        let snapshot = stage.ordered("ordered", order);
+        let snapshot = fixture.ordered("ordered", order);
         vmm::evict(&snapshot.memory, 0, None);
         let served = Served::start(&snapshot, words);
-        let mut monitor = stage.restore(name, &snapshot, Backend::Uffd(&served.socket()));
+        let mut monitor = fixture.restore(name, &snapshot, Backend::Uffd(&served.socket()));
         monitor.right("R", pages * order.thousandths / 1000);
         assert!(monitor.ended().success());
         served.stop()
@@ -377,26 +377,26 @@ fn a_record_is_replayed_over_several_runs() {
 #[test]
 fn a_machine_that_we_serve_is_paused_and_restored_again_with_a_stale_record() {
     let test = "a_machine_that_we_serve_is_paused_and_restored_again_with_a_stale_record";
-    let Some(stage) = Stage::of(test) else { return };
-    let (whole, written, pages) = (stage.path("whole"), stage.path("written"), stage.base.pages());
+    let Some(fixture) = Fixture::of(test) else { return };
+    let (whole, written, pages) = (fixture.path("whole"), fixture.path("written"), fixture.base.pages());
     let (whole, written) = (whole.to_str().unwrap(), written.to_str().unwrap());
-    let all = stage.ordered("all", Order::new(Mode::All));
+    let all = fixture.ordered("all", Order::new(Mode::All));
     let served = Served::start(&all, &["--record", whole]);
-    stage.restore("all's", &all, Backend::Uffd(&served.socket())).right("R", pages);
+    fixture.restore("all's", &all, Backend::Uffd(&served.socket())).right("R", pages);
     served.stop();
 
     let order = Order { op: Op::Write, again: true, chunk: 16, ..Order::scattered(500) };
-    let snapshot = stage.ordered("ordered", order);
+    let snapshot = fixture.ordered("ordered", order);
     let served = Served::start(&snapshot, &["--record", written]);
-    let mut monitor = stage.restore("first", &snapshot, Backend::Uffd(&served.socket()));
+    let mut monitor = fixture.restore("first", &snapshot, Backend::Uffd(&served.socket()));
     (0..40).for_each(|_| drop(monitor.line("P")));
-    let folder = stage.path("again");
+    let folder = fixture.path("again");
     fs::create_dir(&folder).unwrap();
     let again = monitor.snapshot(&folder, MIB);
     drop(monitor);
     served.stop();
     let restored = |name: &str, backend: Backend<'_>| {
-        let mut monitor = stage.restore(name, &again, backend);
+        let mut monitor = fixture.restore(name, &again, backend);
         let touched = pages * order.thousandths / 1000;
         monitor.right("R", touched);
         monitor.right("W", touched);
@@ -420,8 +420,8 @@ fn a_machine_that_we_serve_is_paused_and_restored_again_with_a_stale_record() {
 #[test]
 fn a_monitor_of_another_user_is_served_if_the_socket_is_its_own() {
     let test = "a_monitor_of_another_user_is_served_if_the_socket_is_its_own";
-    let Some(stage) = Stage::of(test) else { return };
-    let nodes = stage.path("nodes");
+    let Some(fixture) = Fixture::of(test) else { return };
+    let nodes = fixture.path("nodes");
     fs::create_dir(&nodes).unwrap();
     let as_another = || {
         let script = "nodes=$1; shift; for node in kvm userfaultfd; do [ -e /dev/$node ] || continue; \
@@ -437,11 +437,11 @@ fn a_monitor_of_another_user_is_served_if_the_socket_is_its_own() {
     if !probe.is_ok_and(|probe| probe.success()) {
         return vmm::skipped(test, "it needs root, and `unshare` and `setpriv`");
     }
-    let snapshot = stage.ordered("ordered", Order::scattered(100));
+    let snapshot = fixture.ordered("ordered", Order::scattered(100));
     let open = |path: &Path, mode: u32| {
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
     };
-    for path in [stage.folder.path(), snapshot.state.parent().unwrap()] {
+    for path in [fixture.folder.path(), snapshot.state.parent().unwrap()] {
         open(path, 0o777);
     }
     for path in [&snapshot.state, &snapshot.memory] {
@@ -451,12 +451,12 @@ fn a_monitor_of_another_user_is_served_if_the_socket_is_its_own() {
         let served = Served::start(&snapshot, &["--socket-owner", owner]);
         open(served.sockets.path(), 0o755);
         let mut command = as_another();
-        command.arg(&stage.kit.binary);
-        let mut monitor = Firecracker::start(command, &stage.path(owner));
+        command.arg(&fixture.kit.binary);
+        let mut monitor = Firecracker::start(command, &fixture.path(owner));
         let loaded = monitor.load(&snapshot, Backend::Uffd(&served.socket()));
         assert_eq!(loaded.is_ok(), is_served, "{owner}: {loaded:?}");
         if is_served {
-            monitor.right("R", stage.base.pages() / 10);
+            monitor.right("R", fixture.base.pages() / 10);
             assert!(monitor.ended().success());
         }
     }
@@ -470,16 +470,18 @@ fn a_machine_of_large_pages_is_right() {
         let why = format!("it needs {} free pages of 2 MiB: `echo {0} >/proc/sys/vm/nr_hugepages`", MIB / 2);
         return vmm::skipped(test, &why);
     }
-    let Some(stage) = Stage::with(test, Config { has_huge_pages: true, ..Config::new(MIB) }) else { return };
+    let Some(fixture) = Fixture::with(test, Config { has_huge_pages: true, ..Config::new(MIB) }) else {
+        return;
+    };
     for words in [&[][..], &["--fill", "all"]] {
         for order in [Order::new(Mode::All), Order { again: true, ..Order::scattered(20) }] {
-            let snapshot = stage.ordered("ordered", order);
+            let snapshot = fixture.ordered("ordered", order);
             let served = Served::start(&snapshot, words);
             let name = format!("vm{}{}", words.len(), order.thousandths);
-            let mut monitor = stage.restore(&name, &snapshot, Backend::Uffd(&served.socket()));
-            monitor.right("R", stage.base.pages() * order.thousandths / 1000);
+            let mut monitor = fixture.restore(&name, &snapshot, Backend::Uffd(&served.socket()));
+            monitor.right("R", fixture.base.pages() * order.thousandths / 1000);
             if order.again {
-                monitor.right("S", stage.base.pages());
+                monitor.right("S", fixture.base.pages());
             }
             assert!(monitor.ended().success());
         }

@@ -95,13 +95,13 @@ fn digest(bytes: &[u8]) -> String {
     format!("{} {digest:016x}", bytes.len())
 }
 
-struct Stage {
+struct Fixture {
     folder: tempfile::TempDir,
     owner: Arc<CacheOwner>,
     session: Session,
 }
 
-impl Stage {
+impl Fixture {
     fn with(coherence: WithoutLease) -> Self {
         let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
@@ -113,7 +113,7 @@ impl Stage {
     fn new() -> Self {
         Self::with(WithoutLease::LeaveToKernel)
     }
-    /// A stage that serves files without a lease by a check of their times.
+    /// A fixture that serves files without a lease by a check of their times.
     fn by_times() -> Self {
         Self::with(WithoutLease::CheckTimes)
     }
@@ -152,23 +152,23 @@ fn rest() {
 }
 
 /// Reads some parts of a file, which must all be right; returns whether all were served.
-fn reads_right(stage: &Stage, actor: &mut Actor, name: char, file: &Path) -> bool {
+fn reads_right(fixture: &Fixture, actor: &mut Actor, name: char, file: &Path) -> bool {
     let truth = std::fs::read(file).unwrap();
-    let before = stage.served();
+    let before = fixture.served();
     let mut asked = 0;
     for (at, len) in [(0, 5000), (100_000, 70_000), (FILE_BYTES - 3000, 9000), (7, 1)] {
         let expected = &truth[at.min(truth.len())..(at + len).min(truth.len())];
         asked += expected.len() as u64;
         assert_eq!(actor.ask(&format!("pread {name} {len} {at}")), digest(expected), "{len} bytes at {at}");
     }
-    stage.served() - before == asked && asked > 0
+    fixture.served() - before == asked && asked > 0
 }
 
 /// Opens, reads and closes until the file is served; each read must be right.
-fn is_served_again(stage: &Stage, actor: &mut Actor, file: &Path) {
+fn is_served_again(fixture: &Fixture, actor: &mut Actor, file: &Path) {
     for _ in 0..3000 {
         actor.open('z', file, libc::O_RDONLY);
-        let served = reads_right(stage, actor, 'z', file);
+        let served = reads_right(fixture, actor, 'z', file);
         actor.tell("close z");
         if served {
             return;
@@ -180,45 +180,45 @@ fn is_served_again(stage: &Stage, actor: &mut Actor, file: &Path) {
 
 #[test]
 fn a_file_opened_to_read_and_write_is_the_kernels() {
-    let stage = Stage::new();
-    let (file, mut a) = (stage.file(), stage.viewer());
+    let fixture = Fixture::new();
+    let (file, mut a) = (fixture.file(), fixture.viewer());
     a.open('a', &file, libc::O_RDWR);
-    assert!(!reads_right(&stage, &mut a, 'a', &file), "there is no guarantee that it does not change");
+    assert!(!reads_right(&fixture, &mut a, 'a', &file), "there is no guarantee that it does not change");
     a.tell("pwrite a 200 5000 4000");
-    reads_right(&stage, &mut a, 'a', &file);
+    reads_right(&fixture, &mut a, 'a', &file);
     a.tell("close a");
-    is_served_again(&stage, &mut a, &file);
+    is_served_again(&fixture, &mut a, &file);
 }
 
 /// With coherence by times, positional reads are served, and writes are seen.
 #[test]
 fn a_file_opened_to_read_and_write_is_served_by_times_and_writes_are_read() {
-    let stage = Stage::by_times();
-    let (file, mut a) = (stage.file(), stage.viewer());
+    let fixture = Fixture::by_times();
+    let (file, mut a) = (fixture.file(), fixture.viewer());
     a.open('a', &file, libc::O_RDWR);
-    assert!(reads_right(&stage, &mut a, 'a', &file), "no process has written");
-    assert_eq!(stage.mode(&file), Validation::CheckTimes);
+    assert!(reads_right(&fixture, &mut a, 'a', &file), "no process has written");
+    assert_eq!(fixture.mode(&file), Validation::CheckTimes);
     for byte in 1..20 {
         a.tell(&format!("pwrite a {byte} 5000 4000"));
-        reads_right(&stage, &mut a, 'a', &file);
+        reads_right(&fixture, &mut a, 'a', &file);
     }
     rest();
-    assert!(reads_right(&stage, &mut a, 'a', &file), "it is long ago");
+    assert!(reads_right(&fixture, &mut a, 'a', &file), "it is long ago");
 }
 
 /// Reads of a writable descriptor use the kernel's offset, as writes do.
 #[test]
 fn a_write_goes_where_the_reads_before_it_ended() {
-    for stage in [Stage::new(), Stage::by_times()] {
-        let (file, mut a, mut o) = (stage.file(), stage.viewer(), stage.other());
-        let twin = stage.folder.path().join("twin");
+    for fixture in [Fixture::new(), Fixture::by_times()] {
+        let (file, mut a, mut o) = (fixture.file(), fixture.viewer(), fixture.other());
+        let twin = fixture.folder.path().join("twin");
         std::fs::copy(&file, &twin).unwrap();
         a.open('a', &file, libc::O_RDWR);
         o.open('a', &twin, libc::O_RDWR);
         for line in ["read a 5000", "write a 200 3000", "read a 777", "write a 201 100", "read a 4096"] {
             assert_eq!(a.ask(line), o.ask(line), "{line}");
         }
-        assert_eq!(stage.served(), 0, "its offset is the kernel's");
+        assert_eq!(fixture.served(), 0, "its offset is the kernel's");
         assert_eq!(std::fs::read(&file).unwrap(), std::fs::read(&twin).unwrap());
     }
 }
@@ -226,26 +226,26 @@ fn a_write_goes_where_the_reads_before_it_ended() {
 #[test]
 fn one_viewers_writes_are_read_by_the_other() {
     for write in ["pwrite b 200 9000 0", "write b 77 100", "ftruncate b 100100", "ftruncate b 500000"] {
-        let stage = Stage::new();
-        let (file, mut a, mut b) = (stage.file(), stage.viewer(), stage.viewer());
+        let fixture = Fixture::new();
+        let (file, mut a, mut b) = (fixture.file(), fixture.viewer(), fixture.viewer());
         a.open('a', &file, libc::O_RDONLY);
-        assert!(reads_right(&stage, &mut a, 'a', &file));
-        let has_leases = stage.has_leases(&file);
+        assert!(reads_right(&fixture, &mut a, 'a', &file));
+        let has_leases = fixture.has_leases(&file);
         b.open('b', &file, libc::O_RDWR);
-        assert!(!reads_right(&stage, &mut a, 'a', &file), "a process has it open for writing");
-        assert!(!reads_right(&stage, &mut b, 'b', &file), "a process has it open for writing");
+        assert!(!reads_right(&fixture, &mut a, 'a', &file), "a process has it open for writing");
+        assert!(!reads_right(&fixture, &mut b, 'b', &file), "a process has it open for writing");
         b.tell(write);
-        assert!(!reads_right(&stage, &mut a, 'a', &file), "{write}: it is being written");
+        assert!(!reads_right(&fixture, &mut a, 'a', &file), "{write}: it is being written");
         b.tell(write);
-        reads_right(&stage, &mut a, 'a', &file);
+        reads_right(&fixture, &mut a, 'a', &file);
         a.open('c', &file, libc::O_RDONLY);
-        reads_right(&stage, &mut a, 'c', &file);
+        reads_right(&fixture, &mut a, 'c', &file);
         b.tell(write);
-        reads_right(&stage, &mut a, 'c', &file);
+        reads_right(&fixture, &mut a, 'c', &file);
         b.tell("close b");
         rest();
-        is_served_again(&stage, &mut a, &file);
-        assert_eq!(stage.has_leases(&file), has_leases);
+        is_served_again(&fixture, &mut a, &file);
+        assert_eq!(fixture.has_leases(&file), has_leases);
     }
 }
 
@@ -258,27 +258,27 @@ fn an_open_only_to_write_is_noticed_too() {
         (libc::O_WRONLY | libc::O_TRUNC, "write b 200 9000"),
         (libc::O_RDONLY | libc::O_TRUNC, "close b"),
     ] {
-        let stage = Stage::new();
-        let (file, mut a, mut b) = (stage.file(), stage.viewer(), stage.viewer());
+        let fixture = Fixture::new();
+        let (file, mut a, mut b) = (fixture.file(), fixture.viewer(), fixture.viewer());
         a.open('a', &file, libc::O_RDONLY);
-        assert!(reads_right(&stage, &mut a, 'a', &file));
+        assert!(reads_right(&fixture, &mut a, 'a', &file));
         b.open('b', &file, flags);
-        reads_right(&stage, &mut a, 'a', &file);
+        reads_right(&fixture, &mut a, 'a', &file);
         b.tell(write);
-        reads_right(&stage, &mut a, 'a', &file);
+        reads_right(&fixture, &mut a, 'a', &file);
     }
 }
 
 #[test]
 fn a_file_cut_by_its_name_is_cut() {
-    let stage = Stage::new();
-    let (file, mut a, mut b) = (stage.file(), stage.viewer(), stage.viewer());
+    let fixture = Fixture::new();
+    let (file, mut a, mut b) = (fixture.file(), fixture.viewer(), fixture.viewer());
     a.open('a', &file, libc::O_RDONLY);
-    assert!(reads_right(&stage, &mut a, 'a', &file));
+    assert!(reads_right(&fixture, &mut a, 'a', &file));
     b.tell(&format!("truncate {} 100500", file.display()));
-    reads_right(&stage, &mut a, 'a', &file);
+    reads_right(&fixture, &mut a, 'a', &file);
     a.open('b', &file, libc::O_RDONLY);
-    reads_right(&stage, &mut a, 'b', &file);
+    reads_right(&fixture, &mut a, 'b', &file);
 }
 
 /// 1. A reads by a lease.
@@ -287,64 +287,64 @@ fn a_file_cut_by_its_name_is_cut() {
 /// 4. It closes the file, and the file is served again.
 #[test]
 fn another_processs_writes_are_read() {
-    let stage = Stage::new();
-    let (file, mut a, mut o) = (stage.file(), stage.viewer(), stage.other());
+    let fixture = Fixture::new();
+    let (file, mut a, mut o) = (fixture.file(), fixture.viewer(), fixture.other());
     a.open('a', &file, libc::O_RDONLY);
-    assert!(reads_right(&stage, &mut a, 'a', &file));
-    if !stage.has_leases(&file) {
+    assert!(reads_right(&fixture, &mut a, 'a', &file));
+    if !fixture.has_leases(&file) {
         return; // it is seen at the next open only
     }
     o.open('o', &file, libc::O_RDWR);
     for write in ["pwrite o 1 4096 0", "pwrite o 2 70000 99000", "ftruncate o 150000"] {
         o.tell(write);
-        assert!(!reads_right(&stage, &mut a, 'a', &file), "{write}: another process writes");
+        assert!(!reads_right(&fixture, &mut a, 'a', &file), "{write}: another process writes");
     }
     a.open('b', &file, libc::O_RDONLY);
-    assert!(!reads_right(&stage, &mut a, 'b', &file), "another process writes");
+    assert!(!reads_right(&fixture, &mut a, 'b', &file), "another process writes");
     o.tell("pwrite o 3 70000 99000");
-    reads_right(&stage, &mut a, 'b', &file);
+    reads_right(&fixture, &mut a, 'b', &file);
     o.tell("close o");
-    is_served_again(&stage, &mut a, &file);
+    is_served_again(&fixture, &mut a, &file);
     o.tell(&format!("truncate {} 100500", file.display()));
-    reads_right(&stage, &mut a, 'b', &file);
-    is_served_again(&stage, &mut a, &file);
+    reads_right(&fixture, &mut a, 'b', &file);
+    is_served_again(&fixture, &mut a, &file);
 }
 
 /// A has the file open for writing itself, so there is no lease, and the file is served by its times.
 #[test]
 fn another_processs_writes_are_read_by_a_viewer_that_can_write() {
-    let stage = Stage::by_times();
-    let (file, mut a, mut o) = (stage.file(), stage.viewer(), stage.other());
+    let fixture = Fixture::by_times();
+    let (file, mut a, mut o) = (fixture.file(), fixture.viewer(), fixture.other());
     a.open('a', &file, libc::O_RDWR);
-    assert!(reads_right(&stage, &mut a, 'a', &file));
+    assert!(reads_right(&fixture, &mut a, 'a', &file));
     o.open('o', &file, libc::O_RDWR);
     for write in ["pwrite o 1 4096 0", "pwrite o 2 70000 99000", "ftruncate o 150000"] {
         o.tell(write);
-        reads_right(&stage, &mut a, 'a', &file);
+        reads_right(&fixture, &mut a, 'a', &file);
         rest();
-        assert!(reads_right(&stage, &mut a, 'a', &file), "{write}: it is long ago");
+        assert!(reads_right(&fixture, &mut a, 'a', &file), "{write}: it is long ago");
     }
 }
 
 #[test]
 fn stores_to_mapped_memory_are_read() {
-    let stage = Stage::new();
-    let (file, mut a, mut b) = (stage.file(), stage.viewer(), stage.viewer());
+    let fixture = Fixture::new();
+    let (file, mut a, mut b) = (fixture.file(), fixture.viewer(), fixture.viewer());
     a.open('a', &file, libc::O_RDONLY);
-    assert!(reads_right(&stage, &mut a, 'a', &file));
+    assert!(reads_right(&fixture, &mut a, 'a', &file));
     b.open('b', &file, libc::O_RDWR);
     b.tell("map b 200000");
     b.tell("close b");
     for byte in 1..5 {
         b.tell(&format!("store {byte} 3000 4000"));
-        assert!(!reads_right(&stage, &mut a, 'a', &file), "stores are not seen coming");
+        assert!(!reads_right(&fixture, &mut a, 'a', &file), "stores are not seen coming");
         a.open('b', &file, libc::O_RDONLY);
-        assert!(!reads_right(&stage, &mut a, 'b', &file), "stores are not seen coming");
+        assert!(!reads_right(&fixture, &mut a, 'b', &file), "stores are not seen coming");
         a.tell("close b");
     }
     b.tell("unmap");
-    if stage.has_leases(&file) {
-        is_served_again(&stage, &mut a, &file);
+    if fixture.has_leases(&file) {
+        is_served_again(&fixture, &mut a, &file);
     }
 }
 
@@ -353,15 +353,15 @@ fn stores_to_mapped_memory_are_read() {
 #[test]
 fn a_viewers_open_for_writing_is_not_refused() {
     for flags in [libc::O_RDWR, libc::O_WRONLY, libc::O_WRONLY | libc::O_TRUNC] {
-        let stage = Stage::new();
-        let (file, mut a, mut b) = (stage.file(), stage.viewer(), stage.viewer());
+        let fixture = Fixture::new();
+        let (file, mut a, mut b) = (fixture.file(), fixture.viewer(), fixture.viewer());
         for turn in 0..10 {
             a.open('a', &file, libc::O_RDONLY);
-            reads_right(&stage, &mut a, 'a', &file);
+            reads_right(&fixture, &mut a, 'a', &file);
             let writer = if turn % 2 == 0 { &mut a } else { &mut b };
             writer.open('w', &file, flags | libc::O_NONBLOCK);
             writer.tell("pwrite w 99 300000 0");
-            reads_right(&stage, &mut a, 'a', &file);
+            reads_right(&fixture, &mut a, 'a', &file);
             for actor in [&mut a, &mut b] {
                 let _ = actor.ask("close w");
             }
@@ -408,47 +408,47 @@ fn an_open_that_does_not_wait_is_not_refused_while_threads_attach_the_file() {
 /// 3. B closes it, and A reads it again: no byte is read from the file twice.
 #[test]
 fn a_viewer_that_could_write_and_does_not_costs_no_pages() {
-    let stage = Stage::new();
-    let (file, mut a, mut b) = (stage.file(), stage.viewer(), stage.viewer());
+    let fixture = Fixture::new();
+    let (file, mut a, mut b) = (fixture.file(), fixture.viewer(), fixture.viewer());
     a.open('a', &file, libc::O_RDONLY);
-    assert!(reads_right(&stage, &mut a, 'a', &file));
-    let misses = stage.session.totals().misses;
+    assert!(reads_right(&fixture, &mut a, 'a', &file));
+    let misses = fixture.session.totals().misses;
     assert!(misses > 0);
     b.open('b', &file, libc::O_RDWR);
-    assert!(!reads_right(&stage, &mut b, 'b', &file));
-    assert!(!reads_right(&stage, &mut a, 'a', &file));
+    assert!(!reads_right(&fixture, &mut b, 'b', &file));
+    assert!(!reads_right(&fixture, &mut a, 'a', &file));
     b.tell("close b");
-    is_served_again(&stage, &mut a, &file);
-    assert_eq!(stage.session.totals().misses, misses);
+    is_served_again(&fixture, &mut a, &file);
+    assert_eq!(fixture.session.totals().misses, misses);
 }
 
 /// The file description stays open by another descriptor, or in a child that is not a viewer.
 #[test]
 fn a_description_that_others_have_too_writes() {
-    let stage = Stage::new();
-    let (file, mut a, mut b) = (stage.file(), stage.viewer(), stage.viewer());
+    let fixture = Fixture::new();
+    let (file, mut a, mut b) = (fixture.file(), fixture.viewer(), fixture.viewer());
     a.open('a', &file, libc::O_RDONLY);
-    assert!(reads_right(&stage, &mut a, 'a', &file));
+    assert!(reads_right(&fixture, &mut a, 'a', &file));
     b.open('b', &file, libc::O_RDWR);
     b.tell("dup b c");
     b.tell("close b");
     b.tell("pwrite c 200 9000 0");
-    reads_right(&stage, &mut a, 'a', &file);
+    reads_right(&fixture, &mut a, 'a', &file);
     a.open('d', &file, libc::O_RDONLY);
     b.tell("pwrite c 201 9000 0");
-    reads_right(&stage, &mut a, 'd', &file);
+    reads_right(&fixture, &mut a, 'd', &file);
     b.tell("close c");
 
-    is_served_again(&stage, &mut a, &file);
+    is_served_again(&fixture, &mut a, &file);
     a.open('e', &file, libc::O_RDONLY);
     b.open('b', &file, libc::O_RDWR);
-    reads_right(&stage, &mut a, 'e', &file);
+    reads_right(&fixture, &mut a, 'e', &file);
     assert_eq!(b.ask("fork"), "0");
     b.tell("pwrite b 202 9000 0");
-    reads_right(&stage, &mut a, 'e', &file);
+    reads_right(&fixture, &mut a, 'e', &file);
     b.tell("pwrite b 203 9000 0");
     a.open('f', &file, libc::O_RDONLY);
-    reads_right(&stage, &mut a, 'f', &file);
+    reads_right(&fixture, &mut a, 'f', &file);
     let _ = writeln!(b.to, "exit");
     assert_eq!(b.answer(), "back");
 }
@@ -456,15 +456,15 @@ fn a_description_that_others_have_too_writes() {
 /// Bytes written before a lock was taken are read under the lock, by leases and by times.
 #[test]
 fn bytes_written_before_a_lock_are_read_after_it() {
-    for stage in [Stage::new(), Stage::by_times()] {
-        let (file, mut a, mut o) = (stage.file(), stage.viewer(), stage.other());
+    for fixture in [Fixture::new(), Fixture::by_times()] {
+        let (file, mut a, mut o) = (fixture.file(), fixture.viewer(), fixture.other());
         a.open('a', &file, libc::O_RDONLY);
-        assert!(reads_right(&stage, &mut a, 'a', &file));
+        assert!(reads_right(&fixture, &mut a, 'a', &file));
         o.open('o', &file, libc::O_RDWR);
         for byte in 1..20 {
             o.tell(&format!("pwrite o {byte} 9000 3000"));
             a.tell("lock a");
-            reads_right(&stage, &mut a, 'a', &file);
+            reads_right(&fixture, &mut a, 'a', &file);
         }
     }
 }
@@ -472,14 +472,14 @@ fn bytes_written_before_a_lock_are_read_after_it() {
 /// A writer that dies counts as closed.
 #[test]
 fn a_writer_that_is_killed_is_through() {
-    let stage = Stage::new();
-    let (file, mut a, mut b) = (stage.file(), stage.viewer(), stage.viewer());
+    let fixture = Fixture::new();
+    let (file, mut a, mut b) = (fixture.file(), fixture.viewer(), fixture.viewer());
     b.open('b', &file, libc::O_RDWR);
     b.tell("pwrite b 99 100 0");
     a.open('a', &file, libc::O_RDONLY);
-    assert!(!reads_right(&stage, &mut a, 'a', &file), "it is being written");
+    assert!(!reads_right(&fixture, &mut a, 'a', &file), "it is being written");
     drop(b);
-    is_served_again(&stage, &mut a, &file);
+    is_served_again(&fixture, &mut a, &file);
 }
 
 /// 1. A process writes, and forks.
@@ -487,18 +487,18 @@ fn a_writer_that_is_killed_is_through() {
 /// 3. Its child writes, as its very first action.
 #[test]
 fn a_child_whose_first_call_writes_is_seen_when_its_parent_has_ended() {
-    let stage = Stage::new();
-    let (file, mut a, mut b) = (stage.file(), stage.viewer(), stage.viewer());
+    let fixture = Fixture::new();
+    let (file, mut a, mut b) = (fixture.file(), fixture.viewer(), fixture.viewer());
     b.open('b', &file, libc::O_RDWR);
     b.tell("pwrite b 99 100 0");
     let child = b.ask("orphan b 100 4096 0").parse().ok().and_then(rustix::process::Pid::from_raw).unwrap();
     let _ = writeln!(b.to, "exit");
     b.child.wait().unwrap();
     a.open('a', &file, libc::O_RDONLY);
-    assert!(!reads_right(&stage, &mut a, 'a', &file), "the child can write it");
+    assert!(!reads_right(&fixture, &mut a, 'a', &file), "the child can write it");
     rustix::process::kill_process(child, rustix::process::Signal::USR1).unwrap();
     let written = b.answer();
-    reads_right(&stage, &mut a, 'a', &file);
+    reads_right(&fixture, &mut a, 'a', &file);
     rustix::process::kill_process(child, rustix::process::Signal::KILL).unwrap();
     assert_eq!(written, "4096");
 }
@@ -514,9 +514,9 @@ fn writes_of_any_process_in_any_order_are_read() {
         state % below
     };
     for round in 0..4 {
-        let stage = if round % 2 == 0 { Stage::new() } else { Stage::by_times() };
-        let file = stage.file();
-        let mut actors = [stage.viewer(), stage.viewer(), stage.other()];
+        let fixture = if round % 2 == 0 { Fixture::new() } else { Fixture::by_times() };
+        let file = fixture.file();
+        let mut actors = [fixture.viewer(), fixture.viewer(), fixture.other()];
         let mut open = [[false; 3]; 3];
         let truth = File::open(&file).unwrap();
         for _ in 0..400 {
@@ -544,12 +544,12 @@ fn writes_of_any_process_in_any_order_are_read() {
 
 // ---- databases ----------------------------------------------------------------------------------------
 
-fn turns(stage: Option<&Stage>, database: &Path) -> Actor {
+fn turns(fixture: Option<&Fixture>, database: &Path) -> Actor {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/turns.py");
     let mut command = Command::new("python3");
     command.arg("-S").arg(script).arg(database);
-    if let Some(stage) = stage {
-        stage.session.point_to(&mut command);
+    if let Some(fixture) = fixture {
+        fixture.session.point_to(&mut command);
     }
     let mut actor = Actor::start(command);
     assert_eq!(actor.answer(), "ready");
@@ -558,9 +558,9 @@ fn turns(stage: Option<&Stage>, database: &Path) -> Actor {
 
 /// Two sqlite processes write one database in turns, one of them served, and each sees all of the other's writes.
 fn two_databases_in_turns(mode: &str) {
-    let stage = Stage::new();
-    let path = stage.folder.path().join("database");
-    let (mut outside, mut inside) = (turns(None, &path), turns(Some(&stage), &path));
+    let fixture = Fixture::new();
+    let path = fixture.folder.path().join("database");
+    let (mut outside, mut inside) = (turns(None, &path), turns(Some(&fixture), &path));
     assert_eq!(outside.ask(&format!("PRAGMA journal_mode = {mode}")), format!("[('{mode}',)]"));
     outside.ask("CREATE TABLE t(n INTEGER, text TEXT)");
     let grow = "INSERT INTO t SELECT random() % 1000, hex(randomblob(400)) FROM t LIMIT 500";
@@ -570,10 +570,10 @@ fn two_databases_in_turns(mode: &str) {
     }
     let sum = "SELECT count(*), sum(n), sum(unicode(substr(text, 7, 1))), max(rowid) FROM t";
     rest();
-    let before = stage.served();
+    let before = fixture.served();
     assert_eq!(inside.ask(sum), outside.ask(sum));
     assert_eq!(inside.ask(sum), outside.ask(sum));
-    assert_eq!(stage.served(), before, "what is open for writing is the kernel's");
+    assert_eq!(fixture.served(), before, "what is open for writing is the kernel's");
     for turn in 0..12 {
         let (writer, reader) = match turn % 3 {
             0 => (&mut inside, &mut outside),
@@ -605,8 +605,8 @@ fn two_databases_in_turns_with_a_log() {
 
 #[test]
 fn the_report_says_how_changes_by_others_are_noticed() {
-    let stage = Stage::new();
-    let (file, report) = (stage.file(), stage.folder.path().join("report"));
+    let fixture = Fixture::new();
+    let (file, report) = (fixture.file(), fixture.folder.path().join("report"));
     let mut lines = Command::new(env!("CARGO_BIN_EXE_quinion"));
     lines.args(["run", "--attach", "at-once", "--report", "json", "--report-file"]).arg(&report);
     let status = lines.args(["--", "cat"]).arg(&file).stdout(Stdio::null()).status().unwrap();

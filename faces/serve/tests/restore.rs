@@ -46,20 +46,20 @@ const SAMPLED_PAGES: u64 = 32;
 const RECOGNITION_PAGES: u64 = 4;
 
 /// A store with a snapshot, and a folder for sockets.
-struct Stage {
+struct Fixture {
     store: s3::Server,
     image: Image,
     folder: TempDir,
 }
 
-impl Stage {
+impl Fixture {
     fn new(image: Image) -> Self {
-        let stage = Self { store: s3::Server::new(), image, folder: tempfile::tempdir().unwrap() };
+        let fixture = Self { store: s3::Server::new(), image, folder: tempfile::tempdir().unwrap() };
         let bytes: Vec<u8> = (0..image.pages).flat_map(|page| image.page(page)).collect();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let store: &dyn ObjectStore = &*stage.store.store();
+        let store: &dyn ObjectStore = &*fixture.store.store();
         runtime.block_on(store.put(&Key::from("vm.mem"), bytes.into())).unwrap();
-        stage
+        fixture
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -194,38 +194,38 @@ fn machines_begin_before_their_object_is_there_and_share_its_pages_with_clients(
     if !vmm::has(test, &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(70, 8000));
-    stage.store.control.set_latency(Duration::from_millis(2));
-    let restore = format!("{URL}={}", stage.socket().display());
-    let mut served = Served::start(stage.command(&["--restore", &restore, "--metrics", "127.0.0.1:0"]));
+    let fixture = Fixture::new(Image::new(70, 8000));
+    fixture.store.control.set_latency(Duration::from_millis(2));
+    let restore = format!("{URL}={}", fixture.socket().display());
+    let mut served = Served::start(fixture.command(&["--restore", &restore, "--metrics", "127.0.0.1:0"]));
     let listening = served.says("listening");
     let address = listening.split("http://").nth(1).unwrap().split('/').next().unwrap().to_owned();
     served.says("restoring");
-    assert_eq!(std::fs::metadata(stage.socket()).unwrap().permissions().mode() & 0o777, 0o600);
-    let [mut first, mut second] = [(); 2].map(|()| Monitor::start(&stage.plan().in_regions(2)));
+    assert_eq!(std::fs::metadata(fixture.socket()).unwrap().permissions().mode() & 0o777, 0o600);
+    let [mut first, mut second] = [(); 2].map(|()| Monitor::start(&fixture.plan().in_regions(2)));
     first.does("touch 1000 200 2");
-    let sent = stage.sent_bytes();
-    assert!(sent < stage.image.bytes() / 2, "{sent} bytes were sent for 200 pages");
+    let sent = fixture.sent_bytes();
+    assert!(sent < fixture.image.bytes() / 2, "{sent} bytes were sent for 200 pages");
     first.does("touch 0 8000 4");
     first.does("balloon 100 50 dontneed");
     first.does("touch 0 8000 2");
     // A GET that joins two faults fetches what lies between them, too, whether that is cached or not.
-    let sent = stage.sent_bytes();
-    assert!(sent < 3 * stage.image.bytes(), "{sent} bytes were sent");
+    let sent = fixture.sent_bytes();
+    assert!(sent < 3 * fixture.image.bytes(), "{sent} bytes were sent");
     // What is cached, the second machine and a client get without a GET.
-    let gets = stage.store.control.gets();
+    let gets = fixture.store.control.gets();
     second.does("touch 0 8000 3");
-    let client = Client::connect(stage.path("q/s.sock").to_str().unwrap()).unwrap();
+    let client = Client::connect(fixture.path("q/s.sock").to_str().unwrap()).unwrap();
     let mut page = [0; PAGE];
     client.open(URL).unwrap().read_exact_at(&mut page, 5000 * PAGE as u64).unwrap();
-    assert_eq!(page, stage.image.page(5000));
-    assert_eq!(stage.store.control.gets(), gets);
+    assert_eq!(page, fixture.image.page(5000));
+    assert_eq!(fixture.store.control.gets(), gets);
     let text = metrics_at(&address);
     assert_eq!(exposition::check(&text), Ok(()), "{text}");
-    let socket = stage.socket();
+    let socket = fixture.socket();
     let of = |name: &str| number(&text, &format!("{name}{{socket=\"{}\"}}", socket.display()));
     assert_eq!((of("quinion_restore_vms"), of("quinion_restore_vms_served_total")), (2.0, 2.0));
-    assert_eq!(of("quinion_restore_image_bytes"), stage.image.bytes() as f64);
+    assert_eq!(of("quinion_restore_image_bytes"), fixture.image.bytes() as f64);
     // Those are the whole cache's.
     assert!(!text.contains("quinion_restore_device_bytes"), "{text}");
     assert!(of("quinion_restore_fault_seconds_count") > 0.0);
@@ -245,9 +245,9 @@ fn machines_get_their_bytes_from_packs_in_a_store() {
     if !vmm::has("machines_get_their_bytes_from_packs_in_a_store", &[]) {
         return;
     }
-    let stage = Stage::new(Image::new(78, 1500));
-    let (flat, older, newer) = (stage.path("flat"), stage.path("older"), stage.path("newer"));
-    let bytes: Vec<u8> = (0..1500).flat_map(|page| stage.image.page(page)).collect();
+    let fixture = Fixture::new(Image::new(78, 1500));
+    let (flat, older, newer) = (fixture.path("flat"), fixture.path("older"), fixture.path("newer"));
+    let bytes: Vec<u8> = (0..1500).flat_map(|page| fixture.image.page(page)).collect();
     std::fs::write(&flat, bytes).unwrap();
     pack(&PackRequest::new(vec![flat.clone()], older.clone()), &mut |_| ControlFlow::Continue(())).unwrap();
     let mut against = PackRequest::new(vec![flat], newer.clone());
@@ -255,18 +255,18 @@ fn machines_get_their_bytes_from_packs_in_a_store() {
     let report = pack(&against, &mut |_| ControlFlow::Continue(())).unwrap();
     assert_eq!(report.stored_bytes, 0);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let store: &dyn ObjectStore = &*stage.store.store();
+    let store: &dyn ObjectStore = &*fixture.store.store();
     for (key, path) in [("older.pack", &older), ("vm.mem", &newer)] {
         runtime.block_on(store.put(&Key::from(key), std::fs::read(path).unwrap().into())).unwrap();
     }
-    let served = stage.configured("packs = [\"s3://bucket/older.pack\"]");
-    let mut machine = Monitor::start(&stage.plan());
+    let served = fixture.configured("packs = [\"s3://bucket/older.pack\"]");
+    let mut machine = Monitor::start(&fixture.plan());
     machine.does("touch 0 1500 4");
     served.stop();
     assert_eq!(machine.wait().signal(), Some(Signal::KILL.as_raw()));
     // Without the pack that it refers to it is refused, by name.
-    let alone = format!("{URL}={}", stage.socket().display());
-    let mut refused = Served::start(stage.command(&["--restore", &alone]));
+    let alone = format!("{URL}={}", fixture.socket().display());
+    let mut refused = Served::start(fixture.command(&["--restore", &alone]));
     assert!(refused.says("cannot serve the snapshot").contains("older"));
     assert_eq!(refused.ended(), Some(1));
 }
@@ -277,8 +277,8 @@ fn machines_get_their_bytes_from_a_store_that_refuses_cuts_and_delays() {
     if !vmm::has(test, &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(71, 4000));
-    let served = stage.serve(&[]);
+    let fixture = Fixture::new(Image::new(71, 4000));
+    let served = fixture.serve(&[]);
     let trouble = [
         Fault::Status(503),
         Fault::Cut(5000),
@@ -291,13 +291,13 @@ fn machines_get_their_bytes_from_a_store_that_refuses_cuts_and_delays() {
         Fault::Whole,
         Fault::Cut(0),
     ];
-    stage.store.control.trouble(trouble.iter().cycle().take(40).copied());
-    let mut monitors = [(); 2].map(|()| Monitor::start(&stage.plan()));
+    fixture.store.control.trouble(trouble.iter().cycle().take(40).copied());
+    let mut monitors = [(); 2].map(|()| Monitor::start(&fixture.plan()));
     monitors.iter_mut().for_each(|monitor| monitor.tell("touch 0 4000 4"));
     for monitor in &mut monitors {
         assert_eq!(monitor.answer().as_deref(), Some("done"));
     }
-    assert!(!stage.store.control.faults().is_empty());
+    assert!(!fixture.store.control.faults().is_empty());
     served.stop();
 }
 
@@ -307,15 +307,15 @@ fn machines_wait_for_a_store_that_is_gone_for_a_while() {
     if !vmm::has("machines_wait_for_a_store_that_is_gone_for_a_while", &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(72, 4000));
-    let served = stage.configured("workers = 1\ndeadline = 100\n");
-    let [mut one, mut other] = [(); 2].map(|()| Monitor::start(&stage.plan()));
+    let fixture = Fixture::new(Image::new(72, 4000));
+    let served = fixture.configured("workers = 1\ndeadline = 100\n");
+    let [mut one, mut other] = [(); 2].map(|()| Monitor::start(&fixture.plan()));
     one.does("touch 0 64 1");
-    stage.store.control.hold();
+    fixture.store.control.hold();
     one.tell("touch 2070 1 1");
     sleep(Duration::from_secs(2));
     other.does("touch 0 64 2");
-    stage.store.control.release();
+    fixture.store.control.release();
     assert_eq!(one.answer().as_deref(), Some("done"));
     one.does("touch 0 4000 2");
     served.stop();
@@ -328,13 +328,13 @@ fn machines_of_an_object_that_is_replaced_are_given_up_and_never_mixed() {
         return;
     }
     for trouble in [None, Some(Fault::ChangedAfter(4096)), Some(Fault::Unconditional)] {
-        let stage = Stage::new(Image::new(73, 4000));
-        let served = stage.serve(&[]);
-        let mut monitor = Monitor::start(&stage.plan());
+        let fixture = Fixture::new(Image::new(73, 4000));
+        let served = fixture.serve(&[]);
+        let mut monitor = Monitor::start(&fixture.plan());
         monitor.does("touch 0 200 2");
         match trouble {
-            Some(fault) => stage.store.control.trouble([fault]),
-            None => drop(stage.store.control.change("vm.mem")),
+            Some(fault) => fixture.store.control.trouble([fault]),
+            None => drop(fixture.store.control.change("vm.mem")),
         }
         monitor.tell("touch 0 4000 4");
         // It is killed before it has read a byte of the other version: it would say so.
@@ -344,7 +344,7 @@ fn machines_of_an_object_that_is_replaced_are_given_up_and_never_mixed() {
         assert!(event.contains("s3://bucket/vm.mem was changed or cut"), "{event}");
         // The server goes on, and serves no machine of it.
         let mut late = Monitor::idle();
-        late.tell(&stage.plan().command());
+        late.tell(&fixture.plan().command());
         assert_eq!(late.wait().signal(), Some(Signal::KILL.as_raw()));
         served.stop();
     }
@@ -355,16 +355,16 @@ fn a_second_start_with_a_warm_disk_tier_sends_no_get() {
     if !vmm::has("a_second_start_with_a_warm_disk_tier_sends_no_get", &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(74, 4000));
-    let disk = format!("{}:256M", stage.path("disk").display());
+    let fixture = Fixture::new(Image::new(74, 4000));
+    let disk = format!("{}:256M", fixture.path("disk").display());
     let run = || {
-        let served = stage.serve(&["--disk", &disk]);
-        let mut monitor = Monitor::start(&stage.plan());
+        let served = fixture.serve(&["--disk", &disk]);
+        let mut monitor = Monitor::start(&fixture.plan());
         monitor.does("touch 0 4000 2");
         // What came faster than the disk writes is written from memory meanwhile.
         sleep(Duration::from_millis(500));
         served.stop();
-        stage.store.control.gets()
+        fixture.store.control.gets()
     };
     let gets = run();
     assert!(gets > 0);
@@ -377,38 +377,39 @@ fn a_record_is_written_at_the_end_and_its_replay_fetches_the_pages_that_it_names
     if !vmm::has(test, &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(75, 16384));
-    let record = stage.path("boot.record");
+    let fixture = Fixture::new(Image::new(75, 16384));
+    let record = fixture.path("boot.record");
     let line = |key: &str| format!("{key} = {record:?}\n");
     // Further apart than a gap that is fetched with what lies around it.
     let touched: Vec<u64> = (0..16384 / 16).step_by(10).map(|run| run * 16 + 3).collect();
-    let served = stage.configured(&line("record"));
-    let mut monitor = Monitor::start(&stage.plan());
+    let served = fixture.configured(&line("record"));
+    let mut monitor = Monitor::start(&fixture.plan());
     touched.iter().for_each(|page| monitor.does(&format!("touch {page} 1 1")));
     served.stop();
     assert!(std::fs::metadata(&record).unwrap().len() < 4096, "it is compact");
 
-    let before = stage.sent_bytes();
-    let config = stage.path("serve.toml");
-    let table = format!("[[restore]]\nsnapshot = {URL:?}\nsocket = {:?}\n{}", stage.socket(), line("replay"));
+    let before = fixture.sent_bytes();
+    let config = fixture.path("serve.toml");
+    let table =
+        format!("[[restore]]\nsnapshot = {URL:?}\nsocket = {:?}\n{}", fixture.socket(), line("replay"));
     std::fs::write(&config, table).unwrap();
     let words = ["--config", config.to_str().unwrap(), "--metrics", "127.0.0.1:0"];
-    let served = Served::start(stage.command(&words));
+    let served = Served::start(fixture.command(&words));
     let listening = served.says("listening");
     let address = listening.split("http://").nth(1).unwrap().split('/').next().unwrap().to_owned();
     served.says("restoring");
-    let mut monitor = Monitor::start(&stage.plan());
-    let name = format!("quinion_restore_ahead_bytes_total{{socket=\"{}\"}}", stage.socket().display());
+    let mut monitor = Monitor::start(&fixture.plan());
+    let name = format!("quinion_restore_ahead_bytes_total{{socket=\"{}\"}}", fixture.socket().display());
     let (wanted, begun) = ((touched.len() * PAGE) as f64, Instant::now());
     while number(&metrics_at(&address), &name) < wanted {
         assert!(begun.elapsed() < TIME_MAX, "it is not replayed: {}", metrics_at(&address));
         sleep(Duration::from_millis(20));
     }
-    let sent = stage.sent_bytes() - before;
+    let sent = fixture.sent_bytes() - before;
     let most = (touched.len() as u64 + SAMPLED_PAGES + RECOGNITION_PAGES) * PAGE as u64;
     assert!(sent <= most, "{sent} bytes were sent for {} pages", touched.len());
     touched.iter().for_each(|page| monitor.does(&format!("touch {page} 1 1")));
-    let name = format!("quinion_restore_demand_bytes_total{{socket=\"{}\"}}", stage.socket().display());
+    let name = format!("quinion_restore_demand_bytes_total{{socket=\"{}\"}}", fixture.socket().display());
     assert_eq!(number(&metrics_at(&address), &name), 0.0, "no page was waited for");
     served.stop();
 }
@@ -416,13 +417,13 @@ fn a_record_is_written_at_the_end_and_its_replay_fetches_the_pages_that_it_names
 /// The store answers nothing: the snapshot cannot be opened, and a signal ends the program all the same.
 #[test]
 fn a_signal_ends_the_program_while_a_snapshot_is_opened() {
-    let stage = Stage::new(Image::new(76, 100));
-    stage.store.control.hold();
-    let restore = format!("{URL}={}", stage.socket().display());
-    let mut served = Served::start(stage.command(&["--restore", &restore]));
+    let fixture = Fixture::new(Image::new(76, 100));
+    fixture.store.control.hold();
+    let restore = format!("{URL}={}", fixture.socket().display());
+    let mut served = Served::start(fixture.command(&["--restore", &restore]));
     served.says("listening");
     let begun = Instant::now();
-    while stage.store.control.under_way() == 0 {
+    while fixture.store.control.under_way() == 0 {
         assert!(begun.elapsed() < TIME_MAX, "it does not ask for the object");
         sleep(Duration::from_millis(5));
     }
@@ -430,8 +431,8 @@ fn a_signal_ends_the_program_while_a_snapshot_is_opened() {
     served.signal(Signal::TERM);
     assert_eq!(served.ended(), Some(0));
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
-    assert!(!stage.socket().exists());
-    stage.store.control.release();
+    assert!(!fixture.socket().exists());
+    fixture.store.control.release();
 }
 
 #[test]
@@ -439,21 +440,21 @@ fn machines_of_one_snapshot_are_ended_in_order_while_another_is_opened() {
     if !vmm::has("machines_of_one_snapshot_are_ended_in_order_while_another_is_opened", &[]) {
         return;
     }
-    let stage = Stage::new(Image::new(79, 100));
-    stage.store.control.hold();
+    let fixture = Fixture::new(Image::new(79, 100));
+    fixture.store.control.hold();
     let [flat, socket, record, config] =
-        ["flat", "flat.sock", "flat.record", "serve.toml"].map(|of| stage.path(of));
-    let bytes: Vec<u8> = (0..100).flat_map(|page| stage.image.page(page)).collect();
+        ["flat", "flat.sock", "flat.record", "serve.toml"].map(|of| fixture.path(of));
+    let bytes: Vec<u8> = (0..100).flat_map(|page| fixture.image.page(page)).collect();
     std::fs::write(&flat, bytes).unwrap();
     let first = format!("[[restore]]\nsnapshot = {flat:?}\nsocket = {socket:?}\nrecord = {record:?}\n");
-    let second = format!("[[restore]]\nsnapshot = {URL:?}\nsocket = {:?}\n", stage.socket());
+    let second = format!("[[restore]]\nsnapshot = {URL:?}\nsocket = {:?}\n", fixture.socket());
     std::fs::write(&config, first + &second).unwrap();
-    let mut served = Served::start(stage.command(&["--config", config.to_str().unwrap()]));
+    let mut served = Served::start(fixture.command(&["--config", config.to_str().unwrap()]));
     served.says("restoring");
-    let mut machine = Monitor::start(&Plan::new(socket.clone(), stage.image));
+    let mut machine = Monitor::start(&Plan::new(socket.clone(), fixture.image));
     machine.does("touch 0 50 1");
     let begun = Instant::now();
-    while stage.store.control.under_way() == 0 {
+    while fixture.store.control.under_way() == 0 {
         assert!(begun.elapsed() < TIME_MAX, "it does not ask for the object");
         sleep(Duration::from_millis(5));
     }
@@ -462,7 +463,7 @@ fn machines_of_one_snapshot_are_ended_in_order_while_another_is_opened() {
     assert_eq!(served.ended(), Some(0));
     assert_eq!(machine.wait().signal(), Some(Signal::KILL.as_raw()));
     assert!(record.exists() && !socket.exists());
-    stage.store.control.release();
+    fixture.store.control.release();
 }
 
 /// Set for the process of [`be_the_taker`]: the snapshot and the socket.
@@ -487,7 +488,7 @@ fn be_the_taker() {
 
 /// The program with a local snapshot, which can be handed over, and a machine that has touched half of its pages.
 struct Handing {
-    stage: Stage,
+    fixture: Fixture,
     flat: PathBuf,
     record: PathBuf,
     served: Served,
@@ -496,17 +497,19 @@ struct Handing {
 
 impl Handing {
     fn new(number: u32) -> Self {
-        let stage = Stage::new(Image::new(number, 100));
-        let [flat, record, config] = ["flat", "record", "serve.toml"].map(|of| stage.path(of));
-        stage.image.write(&flat);
-        let table =
-            format!("[[restore]]\nsnapshot = {flat:?}\nsocket = {:?}\nrecord = {record:?}\n", stage.socket());
+        let fixture = Fixture::new(Image::new(number, 100));
+        let [flat, record, config] = ["flat", "record", "serve.toml"].map(|of| fixture.path(of));
+        fixture.image.write(&flat);
+        let table = format!(
+            "[[restore]]\nsnapshot = {flat:?}\nsocket = {:?}\nrecord = {record:?}\n",
+            fixture.socket()
+        );
         std::fs::write(&config, table).unwrap();
-        let served = Served::start(stage.command(&["--config", config.to_str().unwrap()]));
+        let served = Served::start(fixture.command(&["--config", config.to_str().unwrap()]));
         served.says("restoring");
-        let mut machine = Monitor::start(&stage.plan());
+        let mut machine = Monitor::start(&fixture.plan());
         machine.does("touch 0 50 1");
-        Self { stage, flat, record, served, machine }
+        Self { fixture, flat, record, served, machine }
     }
 }
 
@@ -518,8 +521,8 @@ fn a_record_that_a_server_which_took_over_has_written_stays() {
     if !vmm::has("a_record_that_a_server_which_took_over_has_written_stays", &[REMOVALS]) {
         return;
     }
-    let Handing { stage, flat, record, mut served, mut machine } = Handing::new(80);
-    let other = taking_over(&flat, &stage.socket());
+    let Handing { fixture, flat, record, mut served, mut machine } = Handing::new(80);
+    let other = taking_over(&flat, &fixture.socket());
     let restored = served.says("restored");
     let expected = "vms_handed_over=\"1\"";
     assert!(restored.contains(expected) && restored.contains("recorded_pages=\"50\""), "{restored}");
@@ -541,10 +544,10 @@ fn a_socket_is_free_when_the_server_that_took_it_over_was_killed() {
     if !vmm::has("a_socket_is_free_when_the_server_that_took_it_over_was_killed", &[REMOVALS]) {
         return;
     }
-    let Handing { stage, flat, served, machine, .. } = Handing::new(81);
+    let Handing { fixture, flat, served, machine, .. } = Handing::new(81);
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "be_the_taker", "--nocapture", "--test-threads=1"]);
-    command.env(TAKER, format!("{} {}", flat.display(), stage.socket().display()));
+    command.env(TAKER, format!("{} {}", flat.display(), fixture.socket().display()));
     let mut taker = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(taker.stdout.take().unwrap()).lines().map_while(Result::ok);
     assert!(lines.any(|line| line.contains("taker: serving")), "it has not taken over");
@@ -553,13 +556,13 @@ fn a_socket_is_free_when_the_server_that_took_it_over_was_killed() {
     let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
     let begun = Instant::now();
     let next = loop {
-        match RestoreServer::start(&cache, &flat, &stage.socket(), RestoreOptions::new()) {
+        match RestoreServer::start(&cache, &flat, &fixture.socket(), RestoreOptions::new()) {
             Ok(server) => break server,
             Err(error) => assert!(begun.elapsed() < TIME_MAX, "{error}"),
         }
         sleep(Duration::from_millis(20));
     };
-    Monitor::start(&stage.plan()).does("touch 0 100 2");
+    Monitor::start(&fixture.plan()).does("touch 0 100 2");
     drop(next);
     served.stop();
     drop(machine);
@@ -567,9 +570,9 @@ fn a_socket_is_free_when_the_server_that_took_it_over_was_killed() {
 
 #[test]
 fn a_snapshot_that_cannot_be_served_is_named_with_the_reason() {
-    let stage = Stage::new(Image::new(77, 100));
+    let fixture = Fixture::new(Image::new(77, 100));
     let fails = |words: &[&str], parts: &[&str]| {
-        let mut served = Served::start(stage.command(words));
+        let mut served = Served::start(fixture.command(words));
         let event = served.says("failed");
         for part in parts {
             assert!(event.contains(part), "{part}: {event}");
@@ -590,10 +593,10 @@ fn a_local_snapshot_with_a_diff_is_served_and_a_reload_says_that_another_waits()
     if !vmm::has(test, &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new(Image::new(78, 300));
+    let fixture = Fixture::new(Image::new(78, 300));
     let folder = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let (base, diff) = (folder.path().join("base"), folder.path().join("diff"));
-    let image = stage.image;
+    let image = fixture.image;
     // The base has other pages where the diff has data.
     let other = Image { generation: 2, ..image };
     let page_of = |page: u64| if page < 10 { other.page(page) } else { image.page(page) };
@@ -604,14 +607,14 @@ fn a_local_snapshot_with_a_diff_is_served_and_a_reload_says_that_another_waits()
         std::os::unix::fs::FileExt::write_all_at(&file, &image.page(page), page * PAGE as u64).unwrap();
     }
     file.sync_all().unwrap();
-    let config = stage.path("serve.toml");
-    let socket = stage.socket();
+    let config = fixture.path("serve.toml");
+    let socket = fixture.socket();
     let table = format!("[[restore]]\nsnapshot = {base:?}\ndiff = [{diff:?}]\nsocket = {socket:?}\n");
     std::fs::write(&config, &table).unwrap();
     sleep(Duration::from_millis(60));
-    let served = Served::start(stage.command(&["--config", config.to_str().unwrap()]));
+    let served = Served::start(fixture.command(&["--config", config.to_str().unwrap()]));
     served.says("restoring");
-    let mut monitor = Monitor::start(&stage.plan());
+    let mut monitor = Monitor::start(&fixture.plan());
     monitor.does("touch 0 200 2");
     std::fs::write(&config, table + "vms_max = 3\n").unwrap();
     served.signal(Signal::HUP);
@@ -623,27 +626,27 @@ fn a_local_snapshot_with_a_diff_is_served_and_a_reload_says_that_another_waits()
 
 #[test]
 fn a_socket_path_of_another_program_is_left_alone() {
-    let stage = Stage::new(Image::new(79, 100));
-    std::fs::write(stage.socket(), "a file").unwrap();
-    let restore = format!("{URL}={}", stage.socket().display());
-    let mut served = Served::start(stage.command(&["--restore", &restore]));
+    let fixture = Fixture::new(Image::new(79, 100));
+    std::fs::write(fixture.socket(), "a file").unwrap();
+    let restore = format!("{URL}={}", fixture.socket().display());
+    let mut served = Served::start(fixture.command(&["--restore", &restore]));
     assert!(served.says("failed").contains("something else is there"));
     assert_eq!(served.ended(), Some(1));
-    assert_eq!(std::fs::read(stage.socket()).unwrap(), b"a file");
-    assert!(Path::new(&stage.socket()).exists());
+    assert_eq!(std::fs::read(fixture.socket()).unwrap(), b"a file");
+    assert!(Path::new(&fixture.socket()).exists());
 }
 
 /// The record would be written when the server ends.
 #[test]
 fn a_record_that_would_replace_the_snapshot_is_refused() {
-    let stage = Stage::new(Image::new(80, 100));
-    let (base, config) = (stage.path("base"), stage.path("serve.toml"));
-    stage.image.write(&base);
+    let fixture = Fixture::new(Image::new(80, 100));
+    let (base, config) = (fixture.path("base"), fixture.path("serve.toml"));
+    fixture.image.write(&base);
     let memory = std::fs::read(&base).unwrap();
-    let socket = stage.socket();
+    let socket = fixture.socket();
     let table = format!("[[restore]]\nsnapshot = {base:?}\nrecord = {base:?}\nsocket = {socket:?}\n");
     std::fs::write(&config, table).unwrap();
-    let mut served = Served::start(stage.command(&["--config", config.to_str().unwrap()]));
+    let mut served = Served::start(fixture.command(&["--config", config.to_str().unwrap()]));
     assert!(served.says("failed").contains("is no record of page faults"));
     assert_eq!(served.ended(), Some(1));
     assert!(std::fs::read(&base).unwrap() == memory);

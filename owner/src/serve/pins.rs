@@ -142,12 +142,12 @@ mod tests {
         }
     }
 
-    fn stage() -> (File, Cache, ViewerPins, u64) {
-        stage_with(LEN)
+    fn fixture() -> (File, Cache, ViewerPins, u64) {
+        fixture_with(LEN)
     }
 
     /// An object in a cache of large folios, which a viewer has open by the handle. Its first bytes are cached.
-    fn stage_with(cached: usize) -> (File, Cache, ViewerPins, u64) {
+    fn fixture_with(cached: usize) -> (File, Cache, ViewerPins, u64) {
         let cache = Cache::builder().memory(MEMORY).folio_order_max(9).build().unwrap();
         let options = *OpenOptions::new().coherence(Coherence::Immutable);
         let file = cache.open_backend_with(Arc::new(MemoryFile::new(vec![7; LEN])), &options).unwrap();
@@ -164,7 +164,7 @@ mod tests {
     /// the bytes, so it kept as much memory as all pins of the cache may. 3 Another reader pins a byte, and is refused.
     #[test]
     fn a_viewer_that_pins_single_bytes_keeps_no_more_than_its_share_of_memory() {
-        let (file, cache, pins, handle) = stage();
+        let (file, cache, pins, handle) = fixture();
         let pin = |at: usize| pins.pin(VIEWER, handle, PinRequest { position: at as u64, len: 1 });
         let made: Vec<_> = (0..1000).map_while(|n| pin(n * (LEN / 1000)).ok()).collect();
         let kept = cache.stats().pinned_bytes;
@@ -183,7 +183,7 @@ mod tests {
     /// Each time the bytes were fetched first, and evicted those of others.
     #[test]
     fn a_pin_that_cannot_fit_into_the_share_is_refused_before_its_bytes_are_fetched() {
-        let (_file, cache, pins, handle) = stage_with(14 << 20);
+        let (_file, cache, pins, handle) = fixture_with(14 << 20);
         let pin = |position, len| pins.pin(VIEWER, handle, PinRequest { position, len });
         pin(0, 14 << 20).unwrap();
         let before = cache.stats().device_bytes;
@@ -195,7 +195,7 @@ mod tests {
 
     #[test]
     fn a_folio_counts_once_by_however_many_pins_it_is_kept_in_part() {
-        let (_file, cache, pins, handle) = stage();
+        let (_file, cache, pins, handle) = fixture();
         let pin = |position, len| pins.pin(VIEWER, handle, PinRequest { position, len });
         for n in 0..1000 {
             pin(n * 2000 + 5, 1990).unwrap();

@@ -97,18 +97,18 @@ impl RingLimit {
 mod tests {
     use super::*;
 
-    struct Stage {
+    struct Fixture {
         limit: RingLimit,
         seen: Observation,
         now: Instant,
     }
 
-    impl Stage {
+    impl Fixture {
         fn new() -> Self {
             let seen = Observation { whose: 1, number: 7, taken: 0 };
-            let mut stage = Self { limit: RingLimit::default(), seen, now: Instant::now() };
-            assert_eq!(stage.look(), WaitMode::Futex);
-            stage
+            let mut fixture = Self { limit: RingLimit::default(), seen, now: Instant::now() };
+            assert_eq!(fixture.look(), WaitMode::Futex);
+            fixture
         }
         fn look(&mut self) -> WaitMode {
             assert_eq!(self.limit.until_poll(|| self.now), None, "it is not looked at yet");
@@ -129,19 +129,19 @@ mod tests {
 
     #[test]
     fn a_viewer_that_rings_without_asking_is_polled_until_the_window_is_over() {
-        let mut stage = Stage::new();
+        let mut fixture = Fixture::new();
         for _ in 0..3 {
-            let window_end = stage.now + WINDOW;
-            stage.exhaust();
+            let window_end = fixture.now + WINDOW;
+            fixture.exhaust();
             loop {
-                assert_eq!(stage.limit.until_poll(|| stage.now), Some(POLL_INTERVAL));
-                stage.now += POLL_INTERVAL;
-                if stage.now >= window_end {
+                assert_eq!(fixture.limit.until_poll(|| fixture.now), Some(POLL_INTERVAL));
+                fixture.now += POLL_INTERVAL;
+                if fixture.now >= window_end {
                     break;
                 }
-                assert_eq!(stage.ring(), WaitMode::Poll);
+                assert_eq!(fixture.ring(), WaitMode::Poll);
             }
-            stage.now += WINDOW; // the next ring is in a window of its own
+            fixture.now += WINDOW; // the next ring is in a window of its own
         }
     }
 
@@ -149,57 +149,57 @@ mod tests {
     /// 2. It is slept for, and rings as often as in a new window.
     #[test]
     fn a_viewer_that_seems_to_be_quiet_rings_once_before_it_is_polled_again() {
-        let mut stage = Stage::new();
-        stage.exhaust();
+        let mut fixture = Fixture::new();
+        fixture.exhaust();
         for _ in 0..20 {
-            stage.now += POLL_INTERVAL;
-            assert_eq!(stage.look(), WaitMode::Futex, "it has not rung");
-            assert_eq!(stage.ring(), WaitMode::Poll);
+            fixture.now += POLL_INTERVAL;
+            assert_eq!(fixture.look(), WaitMode::Futex, "it has not rung");
+            assert_eq!(fixture.ring(), WaitMode::Poll);
         }
     }
 
     #[test]
     fn a_viewer_that_asks_as_often_as_it_rings_is_never_polled() {
-        let mut stage = Stage::new();
+        let mut fixture = Fixture::new();
         // Its requests are taken late, by another thread, and some rings are seen as one.
         for round in 0..20_000_u32 {
-            assert_eq!(stage.ring(), WaitMode::Futex, "{round}");
+            assert_eq!(fixture.ring(), WaitMode::Futex, "{round}");
             if round % 31 == 30 {
-                stage.seen.taken += 31;
-                assert_eq!(stage.look(), WaitMode::Futex);
+                fixture.seen.taken += 31;
+                assert_eq!(fixture.look(), WaitMode::Futex);
             }
         }
     }
 
     #[test]
     fn a_viewer_that_asks_is_slept_for_again_within_the_window() {
-        let mut stage = Stage::new();
-        stage.exhaust();
+        let mut fixture = Fixture::new();
+        fixture.exhaust();
         for _ in 0..10 {
-            stage.now += POLL_INTERVAL;
-            assert_eq!(stage.ring(), WaitMode::Poll);
+            fixture.now += POLL_INTERVAL;
+            assert_eq!(fixture.ring(), WaitMode::Poll);
         }
-        stage.now += POLL_INTERVAL;
-        stage.seen.taken += 5; // they explain the ring that was too many, and four more
-        stage.ring_slept_for(4);
-        assert_eq!(stage.ring(), WaitMode::Poll);
+        fixture.now += POLL_INTERVAL;
+        fixture.seen.taken += 5; // they explain the ring that was too many, and four more
+        fixture.ring_slept_for(4);
+        assert_eq!(fixture.ring(), WaitMode::Poll);
     }
 
     #[test]
     fn windows_in_which_a_viewer_rings_a_bounded_number_of_times_do_not_add_up() {
-        let mut stage = Stage::new();
+        let mut fixture = Fixture::new();
         for _ in 0..20 {
-            stage.ring_slept_for(RINGS_MAX);
-            stage.now += WINDOW;
+            fixture.ring_slept_for(RINGS_MAX);
+            fixture.now += WINDOW;
         }
     }
 
     #[test]
     fn the_next_process_in_a_seat_begins_anew() {
-        let mut stage = Stage::new();
-        stage.ring_slept_for(RINGS_MAX);
-        stage.seen.whose = 2;
-        assert_eq!(stage.ring(), WaitMode::Futex);
-        stage.exhaust();
+        let mut fixture = Fixture::new();
+        fixture.ring_slept_for(RINGS_MAX);
+        fixture.seen.whose = 2;
+        assert_eq!(fixture.ring(), WaitMode::Futex);
+        fixture.exhaust();
     }
 }

@@ -425,7 +425,7 @@ mod tests {
         prop::collection::vec(op, 1..120)
     }
 
-    struct Rig {
+    struct BuddyFixture {
         buddy: Buddy<TOP>,
         table: Table,
         twin: Twin,
@@ -441,7 +441,7 @@ mod tests {
             .find_map(|order| buddy.alloc(table, order).map(|frame| FrameRun { frame, pages: order.pages() }))
     }
 
-    impl Rig {
+    impl BuddyFixture {
         fn new() -> Self {
             let frames = EXTENTS_MAX * EXTENT;
             Self {
@@ -510,18 +510,18 @@ mod tests {
     proptest! {
         #[test]
         fn agrees_with_a_bitmap(ops in ops()) {
-            let mut rig = Rig::new();
+            let mut fixture = BuddyFixture::new();
             for op in &ops {
-                rig.step(op);
-                rig.check();
+                fixture.step(op);
+                fixture.check();
             }
-            for _ in 0..rig.out.len() {
-                rig.step(&Op::FreeParts(0, 3));
+            for _ in 0..fixture.out.len() {
+                fixture.step(&Op::FreeParts(0, 3));
             }
-            for _ in 0..rig.extents {
-                prop_assert!(rig.buddy.alloc(&rig.table, Order(TOP)).is_some());
+            for _ in 0..fixture.extents {
+                prop_assert!(fixture.buddy.alloc(&fixture.table, Order(TOP)).is_some());
             }
-            prop_assert_eq!(rig.buddy.free_pages(), 0);
+            prop_assert_eq!(fixture.buddy.free_pages(), 0);
         }
     }
 

@@ -209,7 +209,7 @@ impl Kernel for FakeKernel {
 }
 
 #[derive(Debug)]
-struct Stage {
+struct RingFixture {
     driver: RingDriver<FakeKernel>,
     kernel_state: Arc<FakeKernelState>,
     file: Arc<OpenFile>,
@@ -218,9 +218,9 @@ struct Stage {
     deferred: Mutex<Vec<PendingFill>>,
 }
 
-impl Backend for Stage {
+impl Backend for RingFixture {
     fn name(&self) -> &'static str {
-        "stage"
+        "fixture"
     }
     fn attributes(&self) -> io::Result<Attributes> {
         unreachable!("no test opens it")
@@ -239,7 +239,7 @@ impl Backend for Stage {
     }
 }
 
-impl Stage {
+impl RingFixture {
     fn new(seed: u64, places: usize, queue_depth: usize) -> Self {
         let kernel_state = Arc::new(FakeKernelState {
             places,
@@ -351,33 +351,33 @@ fn part_pages(seed: u64) -> usize {
 
 fn run(seed: u64, refuses: bool) -> u64 {
     let depth = 1 + seed as usize % 5;
-    let stage = Stage::new(seed, (depth * PLACES_PER_PART).next_power_of_two(), depth);
+    let fixture = RingFixture::new(seed, (depth * PLACES_PER_PART).next_power_of_two(), depth);
     let (readers, steps) = (2 + seed % 4, 40);
     let good = thread::scope(|scope| {
-        let device = scope.spawn(|| stage.kernel_state.complete_requests());
-        let asking = scope.spawn(|| stage.ask(steps / 2));
-        let reading: Vec<_> = (0..readers).map(|_| scope.spawn(|| stage.read(steps))).collect();
+        let device = scope.spawn(|| fixture.kernel_state.complete_requests());
+        let asking = scope.spawn(|| fixture.ask(steps / 2));
+        let reading: Vec<_> = (0..readers).map(|_| scope.spawn(|| fixture.read(steps))).collect();
         if refuses {
-            (0..stage.kernel_state.roll(200)).for_each(|_| thread::yield_now());
-            stage.kernel_state.refuses.store(true, Ordering::Relaxed);
+            (0..fixture.kernel_state.roll(200)).for_each(|_| thread::yield_now());
+            fixture.kernel_state.refuses.store(true, Ordering::Relaxed);
         }
         let mut good = 0;
         while !asking.is_finished() {
-            match stage.wait_for_another() {
+            match fixture.wait_for_another() {
                 Some(went_well) => good += u64::from(went_well),
                 None => thread::yield_now(),
             }
         }
         good += reading.into_iter().map(|reader| reader.join().unwrap()).sum::<u64>();
-        good += std::iter::from_fn(|| stage.wait_for_another()).map(u64::from).sum::<u64>();
-        stage.driver.drain();
-        stage.kernel_state.requests.lock().unwrap().is_over = true;
-        stage.kernel_state.changed.notify_all();
+        good += std::iter::from_fn(|| fixture.wait_for_another()).map(u64::from).sum::<u64>();
+        fixture.driver.drain();
+        fixture.kernel_state.requests.lock().unwrap().is_over = true;
+        fixture.kernel_state.changed.notify_all();
         device.join().unwrap();
         good
     });
-    stage.driver.check_idle();
-    let requests = stage.kernel_state.requests.lock().unwrap();
+    fixture.driver.check_idle();
+    let requests = fixture.kernel_state.requests.lock().unwrap();
     assert_eq!((requests.in_flight.len(), requests.completed.len()), (0, 0));
     good
 }

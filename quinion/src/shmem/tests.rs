@@ -30,7 +30,7 @@ const LONG: Duration = Duration::from_secs(60);
 /// A byte that no reader may see unless it was filled.
 const JUNK: u8 = 0xdd;
 
-struct Stage {
+struct ShmemFixture {
     shmem: Shmem,
     mapping: Arc<Mapping>,
     /// Another file, of a page, whose bytes are in the frames that are to be filled.
@@ -38,13 +38,13 @@ struct Stage {
     touched: StreamPositions,
 }
 
-impl Stage {
+impl ShmemFixture {
     fn of(pages: u64) -> Self {
         let arena = Arc::new(Arena::build(ArenaOptions { memory: 32 << 20 }).unwrap());
         Self::with(pages, (arena, Arc::new(WaitQueue::new()), None))
     }
 
-    /// A stage of a cache with a spill file that holds back its writes until a thread waits for them.
+    /// A fixture of a cache with a spill file that holds back its writes until a thread waits for them.
     fn that_spills(pages: u64) -> (Self, Arc<Spill>) {
         let arena = Arc::new(Arena::build(ArenaOptions { memory: 32 << 20 }).unwrap());
         let (disk, wait_queue) = (Arc::new(MemoryFile::new(Vec::new())), Arc::new(WaitQueue::new()));
@@ -68,9 +68,9 @@ impl Stage {
         };
         let (mapping, scratch) = (new(1, spills), new(2, None));
         mapping.set_size(pages * BYTES);
-        let stage = Self { shmem, mapping, scratch, touched: StreamPositions::default() };
-        stage.write_to(&stage.scratch, 0, &[JUNK; PAGE_SIZE]);
-        stage
+        let fixture = Self { shmem, mapping, scratch, touched: StreamPositions::default() };
+        fixture.write_to(&fixture.scratch, 0, &[JUNK; PAGE_SIZE]);
+        fixture
     }
 
     /// Puts a folio there with [`JUNK`] in its frames, which is being filled.
@@ -157,14 +157,14 @@ fn bytes_of(pinned: &Pinned) -> Vec<u8> {
 /// 4. W puts its copies in the folio's place: the bytes that P has put are lost.
 #[test]
 fn bytes_put_into_a_locked_folio_are_not_lost_when_it_is_detached() {
-    let stage = Stage::of(2);
-    stage.end(stage.begin(0, 1));
-    let (stage, mut locked) = (&stage, LockedFolio::lock(stage.hold(0)).unwrap());
+    let fixture = ShmemFixture::of(2);
+    fixture.end(fixture.begin(0, 1));
+    let (fixture, mut locked) = (&fixture, LockedFolio::lock(fixture.hold(0)).unwrap());
     let (entered, has_entered) = mpsc::channel();
     let (leaving, is_leaving) = mpsc::channel::<()>();
     let outcome = thread::scope(|scope| {
         scope.spawn(move || {
-            let held = stage.hold(0);
+            let held = fixture.hold(0);
             let page = held.writer().unwrap().page(1).unwrap();
             entered.send(()).unwrap();
             is_leaving.recv().unwrap_err(); // the other end is dropped
@@ -172,8 +172,8 @@ fn bytes_put_into_a_locked_folio_are_not_lost_when_it_is_detached() {
         });
         has_entered.recv().unwrap();
         let detached = scope.spawn(|| {
-            let (_alone, none) = (stage.mapping.write_alone(), PageIndex(0)..PageIndex(0));
-            stage.mapping.detach_copy(&stage.hold(0), none, Order(0))
+            let (_alone, none) = (fixture.mapping.write_alone(), PageIndex(0)..PageIndex(0));
+            fixture.mapping.detach_copy(&fixture.hold(0), none, Order(0))
         });
         // Copies are made only by the code that loses the bytes: it has the time to begin.
         let began = Instant::now();
@@ -184,133 +184,133 @@ fn bytes_put_into_a_locked_folio_are_not_lost_when_it_is_detached() {
         drop((locked, leaving));
         detached.join().unwrap()
     });
-    assert_eq!((stage.read(0, 100), outcome), (vec![2; 100], DetachOutcome::InFlight));
-    stage.check();
+    assert_eq!((fixture.read(0, 100), outcome), (vec![2; 100], DetachOutcome::InFlight));
+    fixture.check();
 }
 
 /// R17: a folio that was allocated and never written reads as zeros, and reads leave it so.
 #[test]
 fn r17_an_allocated_folio_of_any_order_reads_as_zeros_and_stays_allocated() {
-    let stage = Stage::of(2048);
-    stage.allocate(512, 9);
-    stage.allocate(1024, 0);
-    stage.allocate(1028, 2);
-    assert_eq!(stage.read(512 * BYTES, 2 << 20), vec![0; 2 << 20]);
-    assert_eq!(stage.read(512 * BYTES + 100, 4000), vec![0; 4000]);
-    assert_eq!(stage.read(500 * BYTES + 7, 600 * PAGE_SIZE), vec![0; 600 * PAGE_SIZE], "between holes");
-    assert_eq!(stage.pages(), (0, 517));
-    assert_eq!(stage.hold(600).is_readable(), ReadableState::Zeros);
-    stage.check();
+    let fixture = ShmemFixture::of(2048);
+    fixture.allocate(512, 9);
+    fixture.allocate(1024, 0);
+    fixture.allocate(1028, 2);
+    assert_eq!(fixture.read(512 * BYTES, 2 << 20), vec![0; 2 << 20]);
+    assert_eq!(fixture.read(512 * BYTES + 100, 4000), vec![0; 4000]);
+    assert_eq!(fixture.read(500 * BYTES + 7, 600 * PAGE_SIZE), vec![0; 600 * PAGE_SIZE], "between holes");
+    assert_eq!(fixture.pages(), (0, 517));
+    assert_eq!(fixture.hold(600).is_readable(), ReadableState::Zeros);
+    fixture.check();
 }
 
 /// R17: the first write to a part of an allocated folio zeroes the rest of it, and replaces no frame.
 #[test]
 fn r17_the_first_write_to_an_allocated_folio_zeroes_the_rest() {
-    let stage = Stage::of(600);
-    stage.allocate(0, 9);
-    stage.allocate(512, 0);
-    stage.write(5000, &[7; 10_000]);
-    stage.write(512 * BYTES + 5, &[8]);
+    let fixture = ShmemFixture::of(600);
+    fixture.allocate(0, 9);
+    fixture.allocate(512, 0);
+    fixture.write(5000, &[7; 10_000]);
+    fixture.write(512 * BYTES + 5, &[8]);
     let mut right = vec![0; 513 * PAGE_SIZE];
     right[5000..15_000].fill(7);
     right[512 * PAGE_SIZE + 5] = 8;
-    assert_eq!(stage.read(0, 513 * PAGE_SIZE), right);
-    assert_eq!(stage.pages(), (513, 0));
-    stage.check();
-    drop(stage.read(0, 1));
-    assert_eq!(stage.hold(3).frame(), stage.hold(511).frame(), "it is the folio that was allocated");
+    assert_eq!(fixture.read(0, 513 * PAGE_SIZE), right);
+    assert_eq!(fixture.pages(), (513, 0));
+    fixture.check();
+    drop(fixture.read(0, 1));
+    assert_eq!(fixture.hold(3).frame(), fixture.hold(511).frame(), "it is the folio that was allocated");
 }
 
 #[test]
 fn a_write_over_allocated_and_holes_and_data_at_once_is_read_back() {
-    let stage = Stage::of(64);
-    stage.allocate(2, 1);
-    stage.write(6 * BYTES, &[1; PAGE_SIZE]);
-    stage.allocate(8, 3);
+    let fixture = ShmemFixture::of(64);
+    fixture.allocate(2, 1);
+    fixture.write(6 * BYTES, &[1; PAGE_SIZE]);
+    fixture.allocate(8, 3);
     let bytes: Vec<u8> = (0..14 * PAGE_SIZE + 50).map(|at| at as u8 | 1).collect();
-    stage.write(100, &bytes);
-    assert_eq!(stage.read(100, bytes.len()), bytes);
-    assert_eq!(stage.read(0, 100), [0; 100]);
-    assert_eq!(stage.read(100 + bytes.len() as u64, 3000), [0; 3000]);
-    assert_eq!(stage.pages(), (16, 0));
-    stage.check();
+    fixture.write(100, &bytes);
+    assert_eq!(fixture.read(100, bytes.len()), bytes);
+    assert_eq!(fixture.read(0, 100), [0; 100]);
+    assert_eq!(fixture.read(100 + bytes.len() as u64, 3000), [0; 3000]);
+    assert_eq!(fixture.pages(), (16, 0));
+    fixture.check();
 }
 
 /// T06: a hole punched within an allocated folio of order 9 frees the whole pages in it and leaves the others as they
 /// are.
 #[test]
 fn t06_a_punch_in_the_middle_of_an_allocated_folio_leaves_the_rest_of_it_allocated() {
-    let stage = Stage::of(1024);
-    stage.allocate(512, 9);
-    stage.punch(600 * BYTES + 10, 700 * BYTES + 20);
-    assert_eq!(stage.pages(), (0, 512 - 99), "the pages at both ends are not whole in it");
+    let fixture = ShmemFixture::of(1024);
+    fixture.allocate(512, 9);
+    fixture.punch(600 * BYTES + 10, 700 * BYTES + 20);
+    assert_eq!(fixture.pages(), (0, 512 - 99), "the pages at both ends are not whole in it");
     assert_eq!(
-        stage.mapping.lock().at(PageIndex(601), PageIndex(1024)),
+        fixture.mapping.lock().at(PageIndex(601), PageIndex(1024)),
         MemoryEntry::Hole { end: PageIndex(700) }
     );
-    assert_eq!(stage.read(512 * BYTES, 2 << 20), vec![0; 2 << 20]);
-    stage.write(600 * BYTES, &[9; 10]);
-    assert_eq!(stage.read(600 * BYTES, 20), [[9; 10], [0; 10]].concat());
-    stage.check();
+    assert_eq!(fixture.read(512 * BYTES, 2 << 20), vec![0; 2 << 20]);
+    fixture.write(600 * BYTES, &[9; 10]);
+    assert_eq!(fixture.read(600 * BYTES, 20), [[9; 10], [0; 10]].concat());
+    fixture.check();
     // The rest of it is cut in the middle, and extended again.
     let author = OnPinned::Detach;
-    stage.shmem.set_len(&stage.mapping, 800 * BYTES + 1, author).unwrap();
-    stage.shmem.set_len(&stage.mapping, 1024 * BYTES, author).unwrap();
+    fixture.shmem.set_len(&fixture.mapping, 800 * BYTES + 1, author).unwrap();
+    fixture.shmem.set_len(&fixture.mapping, 1024 * BYTES, author).unwrap();
     assert_eq!(
-        stage.mapping.lock().at(PageIndex(801), PageIndex(1024)),
+        fixture.mapping.lock().at(PageIndex(801), PageIndex(1024)),
         MemoryEntry::Hole { end: PageIndex(1024) }
     );
-    assert_eq!(stage.read(700 * BYTES, 4 << 20), vec![0; 324 * PAGE_SIZE]);
-    stage.check();
+    assert_eq!(fixture.read(700 * BYTES, 4 << 20), vec![0; 324 * PAGE_SIZE]);
+    fixture.check();
 }
 
 #[test]
 fn an_allocated_folio_that_is_held_gives_way_to_allocated_pages() {
-    let stage = Stage::of(64);
-    stage.allocate(16, 4);
-    let held = stage.hold(20);
-    stage.punch(18 * BYTES, 24 * BYTES);
-    assert_eq!(stage.pages(), (0, 10));
+    let fixture = ShmemFixture::of(64);
+    fixture.allocate(16, 4);
+    let held = fixture.hold(20);
+    fixture.punch(18 * BYTES, 24 * BYTES);
+    assert_eq!(fixture.pages(), (0, 10));
     assert_eq!(held.is_readable(), ReadableState::Never, "it has left, and its holder keeps it");
-    stage.check();
+    fixture.check();
     drop(held);
-    stage.check();
-    assert_eq!(stage.read(0, 64 * PAGE_SIZE), vec![0; 64 * PAGE_SIZE]);
+    fixture.check();
+    assert_eq!(fixture.read(0, 64 * PAGE_SIZE), vec![0; 64 * PAGE_SIZE]);
 }
 
 /// R22: on a hole, a lookup that allocates nothing finds no folio and a read finds zeros; neither is an error.
 #[test]
 fn r22_a_lookup_that_allocates_nothing_finds_nothing_on_a_hole_and_a_read_finds_zeros_and_neither_an_error() {
-    let stage = Stage::of(100);
-    stage.write(40 * BYTES, &[1; PAGE_SIZE]);
+    let fixture = ShmemFixture::of(100);
+    fixture.write(40 * BYTES, &[1; PAGE_SIZE]);
     let mut batch = ReadBatch::new();
-    let end = stage.mapping.get_folios_contig(PageIndex(0), PageIndex(99), &mut batch);
+    let end = fixture.mapping.get_folios_contig(PageIndex(0), PageIndex(99), &mut batch);
     assert_eq!((end, batch.len()), (BatchEnd::Absent, 0));
-    assert!(stage.mapping.try_hold(PageIndex(0)).is_err());
+    assert!(fixture.mapping.try_hold(PageIndex(0)).is_err());
     assert_eq!(
-        stage.mapping.lock().at(PageIndex(0), PageIndex(100)),
+        fixture.mapping.lock().at(PageIndex(0), PageIndex(100)),
         MemoryEntry::Hole { end: PageIndex(40) }
     );
-    assert_eq!(stage.mapping.lock().at(PageIndex(40), PageIndex(100)), MemoryEntry::Folio);
+    assert_eq!(fixture.mapping.lock().at(PageIndex(40), PageIndex(100)), MemoryEntry::Folio);
     assert_eq!(
-        stage.mapping.lock().at(PageIndex(41), PageIndex(50)),
+        fixture.mapping.lock().at(PageIndex(41), PageIndex(50)),
         MemoryEntry::Hole { end: PageIndex(50) }
     );
-    assert_eq!(stage.read(0, 40 * PAGE_SIZE), vec![0; 40 * PAGE_SIZE]);
-    assert_eq!(stage.pages(), (1, 0));
+    assert_eq!(fixture.read(0, 40 * PAGE_SIZE), vec![0; 40 * PAGE_SIZE]);
+    assert_eq!(fixture.pages(), (1, 0));
 }
 
 /// R06: a batch ends before a hole. The read goes on behind it after one locked lookup for the whole hole.
 #[test]
 fn r06_a_batch_ends_before_a_hole_and_the_read_goes_on_with_one_look_for_each_hole() {
-    let stage = Stage::of(1000);
+    let fixture = ShmemFixture::of(1000);
     for page in [0, 1, 2, 500, 501] {
-        stage.write(page * BYTES, &[page as u8 + 1; PAGE_SIZE]);
+        fixture.write(page * BYTES, &[page as u8 + 1; PAGE_SIZE]);
     }
-    let before = stage.mapping.index().tree_counts().locks;
-    let read = stage.read(0, 1000 * PAGE_SIZE);
+    let before = fixture.mapping.index().tree_counts().locks;
+    let read = fixture.read(0, 1000 * PAGE_SIZE);
     assert_eq!(
-        stage.mapping.index().tree_counts().locks - before,
+        fixture.mapping.index().tree_counts().locks - before,
         2,
         "one for each hole, and none for folios"
     );
@@ -323,11 +323,11 @@ fn r06_a_batch_ends_before_a_hole_and_the_read_goes_on_with_one_look_for_each_ho
 /// R07: a folio that is being filled is the last of its batch, and reads of the folios before it do not wait for it.
 #[test]
 fn r07_a_folio_that_is_being_filled_is_waited_for_only_when_it_is_the_first() {
-    let stage = Stage::of(8);
-    stage.write(0, &[1; 2 * PAGE_SIZE]);
-    let run = stage.begin(2, 1);
+    let fixture = ShmemFixture::of(8);
+    fixture.write(0, &[1; 2 * PAGE_SIZE]);
+    let run = fixture.begin(2, 1);
     let mut batch = ReadBatch::new();
-    assert_eq!(stage.mapping.get_folios_contig(PageIndex(0), PageIndex(3), &mut batch), BatchEnd::Covered);
+    assert_eq!(fixture.mapping.get_folios_contig(PageIndex(0), PageIndex(3), &mut batch), BatchEnd::Covered);
     let readable: Vec<_> = batch.iter().map(HeldFolio::is_readable).collect();
     assert_eq!(readable.last(), Some(&ReadableState::NotYet));
     drop(batch);
@@ -336,27 +336,27 @@ fn r07_a_folio_that_is_being_filled_is_waited_for_only_when_it_is_the_first() {
         let mut bytes = vec![0xee; 8 * PAGE_SIZE];
         let mut watch = |given| copied.store(given, Relaxed);
         let mut target = CountedBuffer::new(&mut bytes, &mut watch);
-        assert_eq!(stage.shmem.read(&stage.mapping, 0, &mut target, None).unwrap(), 8 * PAGE_SIZE);
+        assert_eq!(fixture.shmem.read(&fixture.mapping, 0, &mut target, None).unwrap(), 8 * PAGE_SIZE);
         bytes
     };
     std::thread::scope(|scope| {
         let reader = scope.spawn(read);
-        let pinner = scope.spawn(|| bytes_of(&stage.pin(BYTES, 3 * PAGE_SIZE)));
+        let pinner = scope.spawn(|| bytes_of(&fixture.pin(BYTES, 3 * PAGE_SIZE)));
         // Ready pages can be read meanwhile, and the reader that goes further has them before it waits.
-        assert_eq!(stage.read(0, 2 * PAGE_SIZE), [1; 2 * PAGE_SIZE]);
+        assert_eq!(fixture.read(0, 2 * PAGE_SIZE), [1; 2 * PAGE_SIZE]);
         let begun = Instant::now();
         while copied.load(Relaxed) < 2 * PAGE_SIZE && begun.elapsed() < LONG {
             std::thread::yield_now();
         }
         let before = copied.load(Relaxed);
-        stage.end(run); // before anything is asserted: others wait for it
+        fixture.end(run); // before anything is asserted: others wait for it
         assert_eq!(before, 2 * PAGE_SIZE, "bytes that the reader had when it waited");
         let right =
             [[1; 2 * PAGE_SIZE], [JUNK; 2 * PAGE_SIZE], [0; 2 * PAGE_SIZE], [0; 2 * PAGE_SIZE]].concat();
         assert_eq!(reader.join().unwrap(), right);
         assert_eq!(pinner.join().unwrap(), right[PAGE_SIZE..4 * PAGE_SIZE]);
     });
-    stage.check();
+    fixture.check();
 }
 
 /// One buffer that says how many bytes it has given out for a copy, with each piece and before it is copied.
@@ -387,28 +387,28 @@ impl Target for CountedBuffer<'_, '_> {
 /// T08: a thread that waits for a folio which is removed meanwhile looks the page up again.
 #[test]
 fn t08_a_waiter_for_a_folio_that_is_taken_out_meanwhile_looks_again() {
-    let stage = Stage::of(8);
-    let run = stage.begin(4, 2);
+    let fixture = ShmemFixture::of(8);
+    let run = fixture.begin(4, 2);
     std::thread::scope(|scope| {
-        let reader = scope.spawn(|| stage.read(4 * BYTES, 4 * PAGE_SIZE));
-        let writer = scope.spawn(|| stage.write(5 * BYTES, &[3; 10]));
+        let reader = scope.spawn(|| fixture.read(4 * BYTES, 4 * PAGE_SIZE));
+        let writer = scope.spawn(|| fixture.write(5 * BYTES, &[3; 10]));
         // A folio that is being filled does not keep a punch of all of it waiting.
-        stage.punch(4 * BYTES, 8 * BYTES);
-        let completed = stage.shmem.filemap.arena.view().own(run.frame).complete();
+        fixture.punch(4 * BYTES, 8 * BYTES);
+        let completed = fixture.shmem.filemap.arena.view().own(run.frame).complete();
         if let FillEnd::Detached(crate::arena::PutOutcome::Last(order)) = completed {
-            stage.shmem.filemap.arena.free(run.frame, order);
+            fixture.shmem.filemap.arena.free(run.frame, order);
         }
-        let place = PageKey { mapping: stage.mapping.id(), page: run.index };
-        stage.shmem.filemap.wait_queue.wake_filled(place, run.pages);
+        let place = PageKey { mapping: fixture.mapping.id(), page: run.index };
+        fixture.shmem.filemap.wait_queue.wake_filled(place, run.pages);
         writer.join().unwrap();
         let read = reader.join().unwrap();
         assert!(
             read.iter().enumerate().all(|(at, &byte)| byte == 0 || byte == 3 && (4096..4106).contains(&at))
         );
     });
-    assert_eq!(stage.read(5 * BYTES, 11), [3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 0]);
-    assert_eq!(stage.pages(), (1, 0));
-    stage.check();
+    assert_eq!(fixture.read(5 * BYTES, 11), [3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 0]);
+    assert_eq!(fixture.pages(), (1, 0));
+    fixture.check();
 }
 
 /// One buffer; the file is changed when a read looks a second time how many bytes are wanted.
@@ -433,17 +433,17 @@ impl<F: FnMut()> Target for ChangesWhileRead<'_, F> {
 /// T01: the page in which a read meets the end of the file is of one moment, though the file has grown meanwhile.
 #[test]
 fn t01_a_read_that_met_the_end_within_a_page_does_not_go_on_in_a_longer_file() {
-    let stage = Stage::of(0);
-    stage.write(0, &[1; PAGE_SIZE + 1000]);
+    let fixture = ShmemFixture::of(0);
+    fixture.write(0, &[1; PAGE_SIZE + 1000]);
     let mut bytes = vec![0xee; 3 * PAGE_SIZE];
     let mut target = ChangesWhileRead {
         buffer: OneBuffer::from(&mut bytes, 0),
         looks: std::cell::Cell::new(0),
-        change: std::cell::RefCell::new(|| stage.write(0, &[2; 3 * PAGE_SIZE])),
+        change: std::cell::RefCell::new(|| fixture.write(0, &[2; 3 * PAGE_SIZE])),
     };
-    assert_eq!(stage.shmem.read(&stage.mapping, 0, &mut target, None).unwrap(), PAGE_SIZE + 1000);
+    assert_eq!(fixture.shmem.read(&fixture.mapping, 0, &mut target, None).unwrap(), PAGE_SIZE + 1000);
     assert_eq!(bytes, [vec![1; PAGE_SIZE + 1000], vec![0xee; 2 * PAGE_SIZE - 1000]].concat());
-    stage.check();
+    fixture.check();
 }
 
 /// R12: a file that is cut after a read has looked its folios up gives no byte behind the new end: the size is looked
@@ -457,42 +457,42 @@ fn r12_a_file_cut_between_look_up_and_copy_gives_no_byte_behind_its_new_end() {
         (100, 8 * PAGE_SIZE + 5, 5),
         (100, 8 * PAGE_SIZE, 0),
     ] {
-        let stage = Stage::of(0);
-        stage.write(0, &[6; 64 * PAGE_SIZE]);
+        let fixture = ShmemFixture::of(0);
+        fixture.write(0, &[6; 64 * PAGE_SIZE]);
         let mut bytes = vec![0xee; want];
         let mut once = Some(());
         let mut watch = |_| {
             if once.take().is_some() {
-                stage.shmem.set_len(&stage.mapping, cut as u64, OnPinned::Detach).unwrap();
+                fixture.shmem.set_len(&fixture.mapping, cut as u64, OnPinned::Detach).unwrap();
             }
         };
         let mut target = CountedBuffer::new(&mut bytes, &mut watch);
-        let read = stage.shmem.read(&stage.mapping, 8 * BYTES, &mut target, None).unwrap();
+        let read = fixture.shmem.read(&fixture.mapping, 8 * BYTES, &mut target, None).unwrap();
         assert_eq!((read, once), (left, None), "{want} bytes, cut at {cut}");
         assert!(bytes[..read].iter().all(|&byte| byte == 6));
-        stage.check();
+        fixture.check();
     }
 }
 
 /// R18: after reads and pins, each folio has as many holds as before.
 #[test]
 fn r18_no_hold_is_left_behind_by_reads_and_pins() {
-    let stage = Stage::of(64);
-    stage.write(0, &[1; 20 * PAGE_SIZE]);
-    stage.allocate(32, 4);
+    let fixture = ShmemFixture::of(64);
+    fixture.write(0, &[1; 20 * PAGE_SIZE]);
+    fixture.allocate(32, 4);
     let holds = || {
         let pages = (0..20).chain(32..48);
         pages
-            .map(|page| stage.hold(page).frame())
-            .map(|frame| stage.shmem.filemap.arena.view().own(frame).word().holds())
+            .map(|page| fixture.hold(page).frame())
+            .map(|frame| fixture.shmem.filemap.arena.view().own(frame).word().holds())
             .sum::<u32>()
     };
     let before = holds();
-    stage.read(100, 60 * PAGE_SIZE);
-    stage.read(0, 10);
-    stage.read(63 * BYTES, 10 * PAGE_SIZE);
-    drop(stage.pin(0, 64 * PAGE_SIZE));
-    drop(stage.pin(33 * BYTES, 10));
+    fixture.read(100, 60 * PAGE_SIZE);
+    fixture.read(0, 10);
+    fixture.read(63 * BYTES, 10 * PAGE_SIZE);
+    drop(fixture.pin(0, 64 * PAGE_SIZE));
+    drop(fixture.pin(33 * BYTES, 10));
     assert_eq!((holds(), before), (0, 0), "each hold that is counted has been given back when it is");
 }
 
@@ -500,46 +500,46 @@ fn r18_no_hold_is_left_behind_by_reads_and_pins() {
 /// that lie past the new end.
 #[test]
 fn r19_a_batch_that_is_held_across_a_cut_stays_readable_and_nothing_of_it_is_delivered() {
-    let stage = Stage::of(64);
-    stage.write(0, &[6; 64 * PAGE_SIZE]);
+    let fixture = ShmemFixture::of(64);
+    fixture.write(0, &[6; 64 * PAGE_SIZE]);
     let mut batch = ReadBatch::new();
-    let end = stage.mapping.get_folios_contig(PageIndex(8), PageIndex(63), &mut batch);
+    let end = fixture.mapping.get_folios_contig(PageIndex(8), PageIndex(63), &mut batch);
     assert_eq!(end, BatchEnd::Covered);
-    stage.shmem.set_len(&stage.mapping, 10 * BYTES + 5, OnPinned::Detach).unwrap();
+    fixture.shmem.set_len(&fixture.mapping, 10 * BYTES + 5, OnPinned::Detach).unwrap();
     for held in batch.iter() {
         let mut bytes = [0; PAGE_SIZE];
         let last = held.first().plus(u64::from(held.order().pages()) - 1);
         assert_eq!(held.copy_out(last.first_byte(), &mut bytes), PAGE_SIZE);
     }
-    assert_eq!(stage.read(8 * BYTES, 64 * PAGE_SIZE), [6; 2 * PAGE_SIZE + 5]);
-    assert!(stage.read(11 * BYTES, 10).is_empty());
-    assert_eq!(stage.pages(), (11, 0), "what is held is out of the file");
+    assert_eq!(fixture.read(8 * BYTES, 64 * PAGE_SIZE), [6; 2 * PAGE_SIZE + 5]);
+    assert!(fixture.read(11 * BYTES, 10).is_empty());
+    assert_eq!(fixture.pages(), (11, 0), "what is held is out of the file");
     drop(batch);
-    stage.check();
+    fixture.check();
 }
 
 #[test]
 fn a_pinned_folio_is_replaced_by_one_folio_if_there_is_one() {
-    let stage = Stage::of(64);
-    stage.write(0, &[1; 64 * PAGE_SIZE]);
-    let order = stage.hold(0).order();
+    let fixture = ShmemFixture::of(64);
+    fixture.write(0, &[1; 64 * PAGE_SIZE]);
+    let order = fixture.hold(0).order();
     assert!(order > Order(0), "a write of many pages makes a large folio");
-    let pinned = stage.pin(0, 64 * PAGE_SIZE);
-    stage.write(5, &[2]);
-    assert_eq!(stage.hold(0).order(), order);
+    let pinned = fixture.pin(0, 64 * PAGE_SIZE);
+    fixture.write(5, &[2]);
+    assert_eq!(fixture.hold(0).order(), order);
     assert_eq!(bytes_of(&pinned), vec![1; 64 * PAGE_SIZE]);
-    assert_eq!(stage.read(0, 7), [1, 1, 1, 1, 1, 2, 1]);
-    stage.check();
+    assert_eq!(fixture.read(0, 7), [1, 1, 1, 1, 1, 2, 1]);
+    fixture.check();
     drop(pinned);
-    stage.check();
+    fixture.check();
 }
 
 #[test]
 fn seeking_passes_over_allocated_folios() {
-    let stage = Stage::of(100);
-    stage.allocate(8, 3);
-    stage.write(20 * BYTES, &[1; 3 * PAGE_SIZE]);
-    let seek = |at: u64, wanted| stage.shmem.seek(&stage.mapping, at, wanted);
+    let fixture = ShmemFixture::of(100);
+    fixture.allocate(8, 3);
+    fixture.write(20 * BYTES, &[1; 3 * PAGE_SIZE]);
+    let seek = |at: u64, wanted| fixture.shmem.seek(&fixture.mapping, at, wanted);
     assert_eq!(seek(0, SeekTarget::Data), Some(20 * BYTES));
     assert_eq!(seek(21 * BYTES + 7, SeekTarget::Data), Some(21 * BYTES + 7));
     assert_eq!(seek(23 * BYTES, SeekTarget::Data), None);
@@ -551,73 +551,73 @@ fn seeking_passes_over_allocated_folios() {
 /// T03: a thread that would add a page waits while another holds off all insertions; readers go on.
 #[test]
 fn t03_a_thread_that_adds_pages_waits_while_another_is_alone_with_the_file() {
-    let stage = Stage::of(8);
+    let fixture = ShmemFixture::of(8);
     std::thread::scope(|scope| {
-        let alone = stage.mapping.invalidate_alone();
-        let writer = scope.spawn(|| stage.write(0, &[1; PAGE_SIZE]));
+        let alone = fixture.mapping.invalidate_alone();
+        let writer = scope.spawn(|| fixture.write(0, &[1; PAGE_SIZE]));
         (0..1000).for_each(|_| {
-            assert_eq!(stage.pages(), (0, 0));
+            assert_eq!(fixture.pages(), (0, 0));
             std::thread::yield_now();
         });
-        assert_eq!(stage.read(0, 10), [0; 10], "readers go on");
+        assert_eq!(fixture.read(0, 10), [0; 10], "readers go on");
         drop(alone);
         writer.join().unwrap();
     });
-    assert_eq!((stage.pages(), stage.read(0, 10)), ((1, 0), vec![1; 10]));
+    assert_eq!((fixture.pages(), fixture.read(0, 10)), ((1, 0), vec![1; 10]));
 }
 
 #[test]
 fn a_check_finds_a_page_that_could_be_taken_for_one_that_is_elsewhere_too() {
-    let stage = Stage::of(8);
-    stage.write(0, &[1; 3 * PAGE_SIZE]);
-    stage.check();
-    stage.mapping.lock().forget_dirty(PageIndex(1)..PageIndex(2));
-    let wrong = stage.mapping.check().unwrap_err();
+    let fixture = ShmemFixture::of(8);
+    fixture.write(0, &[1; 3 * PAGE_SIZE]);
+    fixture.check();
+    fixture.mapping.lock().forget_dirty(PageIndex(1)..PageIndex(2));
+    let wrong = fixture.mapping.check().unwrap_err();
     assert!(wrong.contains("of a memory file"), "{wrong}");
     // A folio whose bytes are not there is nothing that a file could have.
-    let run = stage.begin(4, 0);
-    stage.end_empty(run);
-    stage.punch(0, 3 * BYTES);
-    stage.check();
+    let run = fixture.begin(4, 0);
+    fixture.end_empty(run);
+    fixture.punch(0, 3 * BYTES);
+    fixture.check();
 }
 
-fn on_its_way() -> (Stage, Arc<Spill>) {
-    let (stage, spill) = Stage::that_spills(16);
-    stage.write(0, &[1; 16 * PAGE_SIZE]);
-    assert_eq!(stage.shmem.filemap.reclaim().reclaim(16, LockWait::Wait), 0);
+fn on_its_way() -> (ShmemFixture, Arc<Spill>) {
+    let (fixture, spill) = ShmemFixture::that_spills(16);
+    fixture.write(0, &[1; 16 * PAGE_SIZE]);
+    assert_eq!(fixture.shmem.filemap.reclaim().reclaim(16, LockWait::Wait), 0);
     assert_eq!(spill.under_way().0, 16);
-    (stage, spill)
+    (fixture, spill)
 }
 
 #[test]
 fn a_folio_populated_on_its_way_to_the_spill_file_stays() {
-    let (stage, spill) = on_its_way();
+    let (fixture, spill) = on_its_way();
     let writer =
-        WriteContext::of_memory(&stage.mapping, PoolNumber::DEFAULT, &stage.touched, OnPinned::Detach);
-    let put = stage.shmem.populate(writer, 3 * BYTES..5 * BYTES, &mut |slice| {
+        WriteContext::of_memory(&fixture.mapping, PoolNumber::DEFAULT, &fixture.touched, OnPinned::Detach);
+    let put = fixture.shmem.populate(writer, 3 * BYTES..5 * BYTES, &mut |slice| {
         assert_eq!(slice.put(&[2; 2 * PAGE_SIZE]), 2 * PAGE_SIZE);
         Ok(())
     });
     assert_eq!(put.unwrap(), 2 * BYTES);
     spill.drain();
-    assert_eq!((stage.mapping.backing().spilled_pages(), spill.stats().bytes), (0, 0));
+    assert_eq!((fixture.mapping.backing().spilled_pages(), spill.stats().bytes), (0, 0));
     let wanted: Vec<u8> =
         [(3, 1), (2, 2), (11, 1)].map(|(pages, byte)| vec![byte; pages * PAGE_SIZE]).concat();
-    assert!(stage.read(0, 16 * PAGE_SIZE) == wanted);
-    stage.check();
+    assert!(fixture.read(0, 16 * PAGE_SIZE) == wanted);
+    fixture.check();
 }
 
 #[test]
 fn a_folio_with_an_address_on_its_way_to_the_spill_file_stays() {
-    let (stage, spill) = on_its_way();
+    let (fixture, spill) = on_its_way();
     let (pool, process) = (PoolNumber::DEFAULT, ForkGuard::new());
     let request = FolioPinRequest { range: 0..BYTES, folios_max: 9, pool, process };
-    let folios = stage.shmem.pin_folios(&stage.mapping, request).unwrap();
+    let folios = fixture.shmem.pin_folios(&fixture.mapping, request).unwrap();
     assert_eq!(folios.len(), 1);
     drop(folios); // a thread may have stored there
     spill.drain();
-    assert_eq!((stage.mapping.backing().spilled_pages(), spill.stats().bytes), (0, 0));
-    stage.check();
+    assert_eq!((fixture.mapping.backing().spilled_pages(), spill.stats().bytes), (0, 0));
+    fixture.check();
 }
 
 /// 1. A folio of the file is on its way to the spill file, and its request keeps the mapping.
@@ -625,8 +625,8 @@ fn a_folio_with_an_address_on_its_way_to_the_spill_file_stays() {
 /// 3. The device has written the folio, and no thread waits for it: the request ended with the next one that did.
 #[test]
 fn a_file_that_ends_on_its_way_to_the_spill_file_gives_its_memory_back_without_a_reader() {
-    let (stage, _spill) = on_its_way();
-    let Stage { shmem, mapping, .. } = stage;
+    let (fixture, _spill) = on_its_way();
+    let ShmemFixture { shmem, mapping, .. } = fixture;
     let free = |shmem: &Shmem| shmem.filemap.arena.stats().free_pages;
     let before = free(&shmem);
     shmem.end(&mapping);

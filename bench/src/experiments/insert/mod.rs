@@ -31,7 +31,7 @@ use quinion::internals::units::{Order, Orders};
 use quinion::internals::xarray::{Inserted, RangeStop};
 
 use crate::fixtures::index::{Index, made_up};
-use crate::fixtures::stage::{RUN_PAGES_MAX, Stage};
+use crate::fixtures::mapping::{MappingFixture, RUN_PAGES_MAX};
 use crate::harness::timing::together;
 use crate::harness::{Alternative, Case, Metric, Settings, Unmeasured};
 use crate::sys::HugeMemory;
@@ -233,7 +233,7 @@ impl Subject for Alone {
 }
 
 struct Whole {
-    stage: Stage,
+    fixture: MappingFixture,
     load: Load,
     taken: Vec<Mutex<Vec<FillRun>>>,
 }
@@ -241,8 +241,8 @@ struct Whole {
 impl Whole {
     fn new(load: Load) -> Result<Self, Unmeasured> {
         let pages = load.range(load.threads - 1).end;
-        let stage = Stage::new(pages * 4096 + (64 << 20))?;
-        Ok(Self { stage, load, taken: (0..load.threads).map(|_| Mutex::default()).collect() })
+        let fixture = MappingFixture::new(pages * 4096 + (64 << 20))?;
+        Ok(Self { fixture, load, taken: (0..load.threads).map(|_| Mutex::default()).collect() })
     }
 
     /// Calls `insert` for each run of frames of a thread: the same runs, however they are inserted.
@@ -250,7 +250,7 @@ impl Whole {
         let run_pages = RUN_PAGES_MAX.min(256 << self.load.order);
         let mut taken = self.taken[thread].lock().expect("no thread panics while it holds the lock");
         for index in self.load.range(thread).step_by(run_pages as usize) {
-            let run = self.stage.take(index, run_pages);
+            let run = self.fixture.take(index, run_pages);
             taken.push(run);
             insert(run);
         }
@@ -264,7 +264,7 @@ impl Subject for Whole {
             for page in (0..run.pages).step_by(order.pages() as usize) {
                 let (index, frame) = (run.index.plus(u64::from(page)), run.frame.plus(page));
                 let folio = NewFolio { index, frame, order };
-                let added = self.stage.mapping.add_folio(folio, InsertPurpose::Read, LockWait::Wait);
+                let added = self.fixture.mapping.add_folio(folio, InsertPurpose::Read, LockWait::Wait);
                 assert!(matches!(added, AddedFolio::Added { .. }), "{added:?} of {folio:?}");
             }
         });
@@ -277,7 +277,7 @@ impl Subject for Whole {
             for page in (0..run.pages).step_by(pages as usize) {
                 let (index, frame) = (run.index.plus(u64::from(page)), run.frame.plus(page));
                 let part = FillRun { index, frame, pages };
-                let added = self.stage.mapping.add_folio_range(part, shape, LockWait::Wait, &mut |_, _| {});
+                let added = self.fixture.mapping.add_folio_range(part, shape, LockWait::Wait, &mut |_, _| {});
                 assert!(added.is_some_and(|added| added.stop == RangeStop::All), "{added:?} of {part:?}");
             }
         });
@@ -286,8 +286,8 @@ impl Subject for Whole {
     fn take_out(&self, thread: usize) {
         let mut taken = self.taken[thread].lock().expect("no thread panics while it holds the lock");
         for run in taken.drain(..) {
-            self.stage.complete(run, Order(self.load.order));
-            self.stage.evict(run, Order(self.load.order));
+            self.fixture.complete(run, Order(self.load.order));
+            self.fixture.evict(run, Order(self.load.order));
         }
     }
 }
@@ -319,16 +319,16 @@ mod tests {
             let load = Load { order, threads: 2, folios: 512, rounds: 1 };
             let whole = Whole::new(load).expect("there is memory");
             let data = |whole: &Whole| {
-                let stats = whole.stage.arena.stats();
+                let stats = whole.fixture.arena.stats();
                 stats.data_bytes - stats.free_pages * 4096
             };
             for batch in BATCHES.map(|(_, batch)| batch).into_iter().filter(|&batch| fits(batch, order)) {
                 whole.one_at_a_time(0);
                 whole.in_batches(1, batch);
                 assert_eq!(data(&whole), load.range(1).end * 4096);
-                whole.stage.mapping.check().expect("the mapping is in order");
+                whole.fixture.mapping.check().expect("the mapping is in order");
                 (0..2).for_each(|thread| whole.take_out(thread));
-                assert_eq!((data(&whole), whole.stage.mapping.lock().pages()), (0, 0));
+                assert_eq!((data(&whole), whole.fixture.mapping.lock().pages()), (0, 0));
             }
         }
     }

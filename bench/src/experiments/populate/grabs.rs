@@ -19,7 +19,7 @@ use quinion::internals::mapping::IndexHooks;
 use quinion_testing::ablations::OneByOne;
 
 use super::ours::{cache, empty, file, populate};
-use super::peers::{SOURCE_BYTES, Stage};
+use super::peers::{PopulateFixture, SOURCE_BYTES};
 use crate::fixtures::pages::PAGE;
 use crate::fixtures::shared::Shared;
 use crate::harness::machine::check_memory;
@@ -52,7 +52,7 @@ const CASES: [(&str, u8, Done); 4] = [
 ];
 
 struct Files {
-    stage: Stage,
+    fixture: PopulateFixture,
     order: u8,
     files: [OnceCell<MemFile>; 3],
 }
@@ -61,15 +61,15 @@ fn bytes(settings: &Settings) -> u64 {
     settings.pick(if cfg!(debug_assertions) { 8 << 20 } else { 64 << 20 }, 3 << 30)
 }
 
-fn stage(settings: &Settings, order: u8) -> Result<Files, Unmeasured> {
+fn fixture(settings: &Settings, order: u8) -> Result<Files, Unmeasured> {
     // Three caches, a sixteenth more of each, and the file that others copy from.
     check_memory(9 * bytes(settings) / 2 + (1 << 30))?;
-    Ok(Files { stage: Stage::new(bytes(settings))?, order, files: Default::default() })
+    Ok(Files { fixture: PopulateFixture::new(bytes(settings))?, order, files: Default::default() })
 }
 
 pub fn cases(settings: &Settings) -> Vec<Case> {
-    let pages = Shared::new(settings, |settings| stage(settings, 0));
-    let large = Shared::new(settings, |settings| stage(settings, 9));
+    let pages = Shared::new(settings, |settings| fixture(settings, 0));
+    let large = Shared::new(settings, |settings| fixture(settings, 9));
     CASES
         .into_iter()
         .map(|(name, order, done)| case(if order == 0 { &pages } else { &large }, name, done))
@@ -92,10 +92,10 @@ fn case(files: &Shared<Files>, name: &'static str, done: Done) -> Case {
 fn alternative(files: &Rc<Files>, way: usize, done: Done) -> Alternative {
     let (files, (name, hooks)) = (Rc::clone(files), WAYS[way]);
     Alternative::new(name, move |_| {
-        let stage = &files.stage;
+        let fixture = &files.fixture;
         if files.files[way].get().is_none() {
-            let new = file(&cache(stage.bytes, files.order, hooks)?, stage.bytes)?;
-            populate(stage, &new, 0, stage.bytes);
+            let new = file(&cache(fixture.bytes, files.order, hooks)?, fixture.bytes)?;
+            populate(fixture, &new, 0, fixture.bytes);
             files.files[way].get_or_init(|| new);
         }
         let file = files.files[way].get().expect("it was just made");
@@ -104,13 +104,13 @@ fn alternative(files: &Rc<Files>, way: usize, done: Done) -> Alternative {
         let mut given = Ok(());
         let spent = alone(|| match done {
             Done::Preallocated => {
-                let mut steps = (0..stage.bytes).step_by(SOURCE_BYTES);
+                let mut steps = (0..fixture.bytes).step_by(SOURCE_BYTES);
                 given = steps.try_for_each(|at| file.preallocate(at, SOURCE_BYTES as u64));
             }
-            Done::Populated => populate(stage, file, 0, stage.bytes),
+            Done::Populated => populate(fixture, file, 0, fixture.bytes),
         });
         given?;
-        let pages = (stage.bytes / PAGE as u64) as f64;
+        let pages = (fixture.bytes / PAGE as u64) as f64;
         Ok(vec![spent.cpu_ns / pages, (file.tree_counts().locks - locks) as f64 / pages])
     })
 }

@@ -27,7 +27,7 @@ use crate::harness::machine::check_memory;
 use crate::harness::timing::Spent;
 use crate::harness::{Alternative, Case, Metric, Settings, Unmeasured};
 use ours::Way;
-use peers::{BEST, BEST_BY_TWO, PEERS, Peer, Stage, UFFD_COPY};
+use peers::{BEST, BEST_BY_TWO, PEERS, Peer, PopulateFixture, UFFD_COPY};
 
 pub use ours::{cache, file};
 pub use peers::{faults_of, timed};
@@ -45,23 +45,23 @@ const GOALS: [(&str, f64); 4] =
 const COPY_GOAL: f64 = 1.5;
 
 pub fn cases(settings: &Settings) -> Vec<Case> {
-    let stage = Shared::new(settings, stage);
-    let cases = [with_goals(settings, &stage), rest(settings, &stage)];
+    let fixture = Shared::new(settings, fixture);
+    let cases = [with_goals(settings, &fixture), rest(settings, &fixture)];
     cases.into_iter().chain(grabs::cases(settings)).collect()
 }
 
 const NAMED: [&str; 3] = [BEST, BEST_BY_TWO, UFFD_COPY];
 
-fn with_goals(settings: &Settings, stage: &Shared<Stage>) -> Case {
-    let case = of(settings, stage, "", |stage| {
+fn with_goals(settings: &Settings, fixture: &Shared<PopulateFixture>) -> Case {
+    let case = of(settings, fixture, "", |fixture| {
         let grown = ours::Grown::new();
         let ours = [
-            alternative(stage, ours::ONE, |stage| ours::fresh(stage, Way::Populate { threads: 1 })),
-            alternative(stage, ours::TWO, |stage| ours::fresh(stage, Way::Populate { threads: 2 })),
-            alternative(stage, ours::WRITE, |stage| ours::fresh(stage, Way::Write { chunk: 1 << 20 })),
-            alternative(stage, ours::GROWN, move |stage| grown.again(stage)),
+            alternative(fixture, ours::ONE, |fixture| ours::fresh(fixture, Way::Populate { threads: 1 })),
+            alternative(fixture, ours::TWO, |fixture| ours::fresh(fixture, Way::Populate { threads: 2 })),
+            alternative(fixture, ours::WRITE, |fixture| ours::fresh(fixture, Way::Write { chunk: 1 << 20 })),
+            alternative(fixture, ours::GROWN, move |fixture| grown.again(fixture)),
         ];
-        ours.into_iter().chain(peers(stage, |peer| NAMED.contains(&peer.name))).collect()
+        ours.into_iter().chain(peers(fixture, |peer| NAMED.contains(&peer.name))).collect()
     });
     let case = GOALS.into_iter().fold(case.at_least(REPEAT), |case, (ours, goal)| {
         case.compare("time", ours, BEST).goal(goal).compare("time", ours, UFFD_COPY).goal(COPY_GOAL)
@@ -74,10 +74,11 @@ fn with_goals(settings: &Settings, stage: &Shared<Stage>) -> Case {
         .compare("cpu", ours::WRITE, BEST)
 }
 
-fn rest(settings: &Settings, stage: &Shared<Stage>) -> Case {
-    let case = of(settings, stage, ", the rest", |stage| {
-        let ours = alternative(stage, ours::ONE, |stage| ours::fresh(stage, Way::Populate { threads: 1 }));
-        std::iter::once(ours).chain(peers(stage, |peer| !NAMED.contains(&peer.name))).collect()
+fn rest(settings: &Settings, fixture: &Shared<PopulateFixture>) -> Case {
+    let case = of(settings, fixture, ", the rest", |fixture| {
+        let ours =
+            alternative(fixture, ours::ONE, |fixture| ours::fresh(fixture, Way::Populate { threads: 1 }));
+        std::iter::once(ours).chain(peers(fixture, |peer| !NAMED.contains(&peer.name))).collect()
     });
     let others = PEERS.iter().filter(|peer| !NAMED.contains(&peer.name));
     // Peers that only map filled memory copy nothing: they show how much of the work the copy is.
@@ -89,21 +90,21 @@ fn rest(settings: &Settings, stage: &Shared<Stage>) -> Case {
 
 fn of(
     settings: &Settings,
-    stage: &Shared<Stage>,
+    fixture: &Shared<PopulateFixture>,
     which: &str,
-    alternatives: impl FnOnce(&Rc<Stage>) -> Vec<Alternative> + 'static,
+    alternatives: impl FnOnce(&Rc<PopulateFixture>) -> Vec<Alternative> + 'static,
 ) -> Case {
-    let (stage, bytes) = (stage.clone(), bytes(settings));
+    let (fixture, bytes) = (fixture.clone(), bytes(settings));
     let case = Case::new(format!("{} MiB{which}", bytes >> 20), &METRICS, move || {
-        let stage = stage.get()?;
-        Ok(alternatives(&stage))
+        let fixture = fixture.get()?;
+        Ok(alternatives(&fixture))
     });
     case.without_warm_up().by_lower_quartile().before_each(move || make_resident(bytes))
 }
 
-fn peers(stage: &Rc<Stage>, is_wanted: impl Fn(&Peer) -> bool) -> Vec<Alternative> {
+fn peers(fixture: &Rc<PopulateFixture>, is_wanted: impl Fn(&Peer) -> bool) -> Vec<Alternative> {
     let wanted = PEERS.iter().filter(|peer| is_wanted(peer));
-    wanted.map(|peer| alternative(stage, peer.name, |stage| stage.fill(peer))).collect()
+    wanted.map(|peer| alternative(fixture, peer.name, |fixture| fixture.fill(peer))).collect()
 }
 
 /// Bytes to fill. A build with checks measures nothing, and only shows that all of this runs.
@@ -111,20 +112,20 @@ fn bytes(settings: &Settings) -> u64 {
     settings.pick(if cfg!(debug_assertions) { 16 << 20 } else { 256 << 20 }, 3 << 30)
 }
 
-fn stage(settings: &Settings) -> Result<Stage, Unmeasured> {
+fn fixture(settings: &Settings) -> Result<PopulateFixture, Unmeasured> {
     let bytes = bytes(settings);
     // The source file, a file that is filled or made resident, a cache that has grown, and memory that is being freed.
     check_memory(5 * bytes + (512 << 20))?;
-    Stage::new(bytes)
+    PopulateFixture::new(bytes)
 }
 
 fn alternative(
-    stage: &Rc<Stage>,
+    fixture: &Rc<PopulateFixture>,
     name: &'static str,
-    fill: impl Fn(&Stage) -> Result<Spent, Unmeasured> + 'static,
+    fill: impl Fn(&PopulateFixture) -> Result<Spent, Unmeasured> + 'static,
 ) -> Alternative {
-    let stage = Rc::clone(stage);
-    Alternative::new(name, move |_| fill(&stage).map(in_ms)).excused(METRICS.len())
+    let fixture = Rc::clone(fixture);
+    Alternative::new(name, move |_| fill(&fixture).map(in_ms)).excused(METRICS.len())
 }
 
 fn in_ms(spent: Spent) -> Vec<f64> {

@@ -13,7 +13,7 @@ use quinion::internals::mapping::IndexHooks;
 use quinion::{Cache, MemFile, MemFileOptions};
 use quinion_testing::ablations;
 
-use super::peers::{SOURCE_BYTES, Stage};
+use super::peers::{PopulateFixture, SOURCE_BYTES};
 use crate::harness::Unmeasured;
 use crate::harness::timing::{Spent, alone, together};
 
@@ -37,9 +37,9 @@ pub fn file(cache: &Cache, bytes: u64) -> Result<MemFile, Unmeasured> {
     Ok(cache.mem_file(MemFileOptions::new().size(bytes).name("guest"))?)
 }
 
-pub fn fresh(stage: &Stage, way: Way) -> Result<Spent, Unmeasured> {
-    let file = file(&cache(stage.bytes, 9, None)?, stage.bytes)?;
-    filled(stage, &file, way)
+pub fn fresh(fixture: &PopulateFixture, way: Way) -> Result<Spent, Unmeasured> {
+    let file = file(&cache(fixture.bytes, 9, None)?, fixture.bytes)?;
+    filled(fixture, &file, way)
 }
 
 pub struct Grown {
@@ -52,16 +52,16 @@ impl Grown {
         Self { file: OnceCell::new() }
     }
 
-    pub fn again(&self, stage: &Stage) -> Result<Spent, Unmeasured> {
+    pub fn again(&self, fixture: &PopulateFixture) -> Result<Spent, Unmeasured> {
         let way = Way::Populate { threads: 1 };
         if self.file.get().is_none() {
-            let file = file(&cache(stage.bytes, 9, None)?, stage.bytes)?;
-            filled(stage, &file, way)?;
+            let file = file(&cache(fixture.bytes, 9, None)?, fixture.bytes)?;
+            filled(fixture, &file, way)?;
             self.file.get_or_init(|| file);
         }
         let file = self.file.get().expect("it was just made");
         empty(file)?;
-        filled(stage, file, way)
+        filled(fixture, file, way)
     }
 }
 
@@ -73,38 +73,38 @@ pub fn empty(file: &MemFile) -> Result<(), Unmeasured> {
     }
 }
 
-fn filled(stage: &Stage, file: &MemFile, way: Way) -> Result<Spent, Unmeasured> {
+fn filled(fixture: &PopulateFixture, file: &MemFile, way: Way) -> Result<Spent, Unmeasured> {
     let spent = match way {
-        Way::Populate { threads: 1 } => alone(|| populate(stage, file, 0, stage.bytes)),
+        Way::Populate { threads: 1 } => alone(|| populate(fixture, file, 0, fixture.bytes)),
         Way::Populate { threads } => {
-            let share = stage.bytes / threads as u64;
+            let share = fixture.bytes / threads as u64;
             let part = |thread: usize| {
                 let from = thread as u64 * share;
-                populate(stage, file, from, from + share);
+                populate(fixture, file, from, from + share);
             };
             together(threads, 1, part, |_| {})
         }
         Way::Write { chunk } => alone(|| {
-            for at in (0..stage.bytes).step_by(chunk) {
+            for at in (0..fixture.bytes).step_by(chunk) {
                 let start = at as usize % SOURCE_BYTES;
-                file.write_all_at(&stage.source[start..start + chunk], at).expect("there is memory for it");
+                file.write_all_at(&fixture.source[start..start + chunk], at).expect("there is memory for it");
             }
         }),
     };
     let mut word = [0; 8];
-    stage.check(|at| {
+    fixture.check(|at| {
         file.read_exact_at(&mut word, at).expect("it is as long");
         u64::from_ne_bytes(word)
     })?;
     Ok(spent)
 }
 
-pub fn populate(stage: &Stage, file: &MemFile, from: u64, to: u64) {
+pub fn populate(fixture: &PopulateFixture, file: &MemFile, from: u64, to: u64) {
     let came = file.populate_with(from..to, |slice| {
         while slice.left() > 0 {
             let start = slice.position() as usize % SOURCE_BYTES;
             let len = slice.left().min(SOURCE_BYTES - start);
-            slice.put(&stage.source[start..start + len]);
+            slice.put(&fixture.source[start..start + len]);
         }
         Ok(())
     });

@@ -108,7 +108,7 @@ pub const PEERS: [Peer; 27] = [
     peer("MAP_SHARED populated memfd, read touch", On::Memfd, Way::ReadShared),
 ];
 
-pub struct Stage {
+pub struct PopulateFixture {
     pub bytes: u64,
     /// A large page of bytes that hold their place in it.
     pub source: HugeMemory,
@@ -119,7 +119,7 @@ pub struct Stage {
     hugetlb: Store,
 }
 
-impl Stage {
+impl PopulateFixture {
     /// One of `bytes` bytes to fill, a multiple of 2 MiB.
     pub fn new(bytes: u64) -> Result<Self, Unmeasured> {
         let mut source = HugeMemory::new(SOURCE_BYTES)?;

@@ -43,7 +43,7 @@ const PRIVATE_WRITE: &str = "kernel: MAP_PRIVATE write";
 const SHARED_READ: &str = "kernel: MAP_SHARED read";
 const ZERO_WRITE: &str = "kernel: anon zero page write";
 
-struct Stage {
+struct LatencyFixture {
     host: Host,
     snap: File,
     source: HugeMemory,
@@ -57,7 +57,7 @@ const RUN_BYTES: usize = 64 << 10;
 const MAPPED_BYTES: usize = 512 << 10;
 const SOURCE_BYTES: usize = 2 << 20;
 
-impl Stage {
+impl LatencyFixture {
     /// Reads of pages here and there in a region that has the snapshot.
     fn reads(&self) -> ScatteredTouches {
         let (touch, content) = (Touch::Read, Content::Snapshot);
@@ -78,12 +78,12 @@ impl Stage {
 }
 
 pub fn cases(settings: &Settings) -> Vec<Case> {
-    let stage = Shared::new(settings, Stage::new);
+    let fixture = Shared::new(settings, LatencyFixture::new);
     let name = format!("{} scattered faults", pick(settings, 1000, 10_000, 100_000));
     let case = Case::new(name, &METRICS, move || {
-        let stage = stage.get()?;
+        let fixture = fixture.get()?;
         let all = OURS.iter().chain(&PEERS);
-        Ok(all.map(|(name, run)| alternative(&stage, name, *run)).collect())
+        Ok(all.map(|(name, run)| alternative(&fixture, name, *run)).collect())
     });
     let beside = |case: Case, ours, peer| case.compare("p50", ours, peer).compare("p99", ours, peer);
     // The simplest handler has a goal.
@@ -94,33 +94,35 @@ pub fn cases(settings: &Settings) -> Vec<Case> {
     vec![beside(case, SERVER_RUN, COPY).usually(REPEAT_OTHERS)]
 }
 
-type Run = fn(&Stage) -> Result<Vec<f64>, Unmeasured>;
+type Run = fn(&LatencyFixture) -> Result<Vec<f64>, Unmeasured>;
 
 const OURS: [(&str, Run); 3] = [
-    (SERVER, |stage| served(stage, PAGE)),
-    (SERVER_RUN, |stage| served(stage, RUN_BYTES)),
+    (SERVER, |fixture| served(fixture, PAGE)),
+    (SERVER_RUN, |fixture| served(fixture, RUN_BYTES)),
     (SERVER_MAPPED, mapped),
 ];
 
 const PEERS: [(&str, Run); 8] = [
-    (COPY, |stage| copied(stage, Region::anonymous(stage.bytes, PageKind::Small)?, Waiting::Asleep)),
-    (COPY_SPINNING, |stage| {
-        copied(stage, Region::anonymous(stage.bytes, PageKind::Small)?, Waiting::Spinning)
+    (COPY, |fixture| copied(fixture, Region::anonymous(fixture.bytes, PageKind::Small)?, Waiting::Asleep)),
+    (COPY_SPINNING, |fixture| {
+        copied(fixture, Region::anonymous(fixture.bytes, PageKind::Small)?, Waiting::Spinning)
     }),
-    (COPY_MEMFD, |stage| {
-        let file = Store::memfd().file(stage.bytes as u64)?;
-        copied(stage, Region::shared(&file, stage.bytes)?, Waiting::Asleep)
+    (COPY_MEMFD, |fixture| {
+        let file = Store::memfd().file(fixture.bytes as u64)?;
+        copied(fixture, Region::shared(&file, fixture.bytes)?, Waiting::Asleep)
     }),
     (CONTINUE, continued),
-    (PRIVATE_READ, |stage| touched(stage, Region::private(&stage.snap, stage.bytes)?, Touch::Read)),
-    (PRIVATE_WRITE, |stage| touched(stage, Region::private(&stage.snap, stage.bytes)?, Touch::Write)),
-    (SHARED_READ, |stage| touched(stage, Region::shared(&stage.snap, stage.bytes)?, Touch::Read)),
-    (ZERO_WRITE, |stage| touched(stage, Region::anonymous(stage.bytes, PageKind::Small)?, Touch::Write)),
+    (PRIVATE_READ, |fixture| touched(fixture, Region::private(&fixture.snap, fixture.bytes)?, Touch::Read)),
+    (PRIVATE_WRITE, |fixture| touched(fixture, Region::private(&fixture.snap, fixture.bytes)?, Touch::Write)),
+    (SHARED_READ, |fixture| touched(fixture, Region::shared(&fixture.snap, fixture.bytes)?, Touch::Read)),
+    (ZERO_WRITE, |fixture| {
+        touched(fixture, Region::anonymous(fixture.bytes, PageKind::Small)?, Touch::Write)
+    }),
 ];
 
-fn alternative(stage: &Rc<Stage>, name: &'static str, run: Run) -> Alternative {
-    let stage = Rc::clone(stage);
-    Alternative::new(name, move |_| run(&stage).map(|taken| told(&taken))).excused(METRICS.len())
+fn alternative(fixture: &Rc<LatencyFixture>, name: &'static str, run: Run) -> Alternative {
+    let fixture = Rc::clone(fixture);
+    Alternative::new(name, move |_| run(&fixture).map(|taken| told(&taken))).excused(METRICS.len())
 }
 
 fn told(taken: &[f64]) -> Vec<f64> {
@@ -130,34 +132,34 @@ fn told(taken: &[f64]) -> Vec<f64> {
 
 /// Times of faults at a server that answers each with so many bytes. Pages are touched that far from each other, so
 /// that each touch is a fault.
-fn served(stage: &Stage, run: usize) -> Result<Vec<f64>, Unmeasured> {
-    let (cache, mut options) = (stage.host.warm_cache()?, RestoreOptions::new());
+fn served(fixture: &LatencyFixture, run: usize) -> Result<Vec<f64>, Unmeasured> {
+    let (cache, mut options) = (fixture.host.warm_cache()?, RestoreOptions::new());
     options.run_bytes = run as u64;
-    let touches = ScatteredTouches { stretch: run, ..stage.reads() };
-    Ok(stage.host.start(&cache, options)?.run(Guest::copied, |region| touches.run(region))?.0)
+    let touches = ScatteredTouches { stretch: run, ..fixture.reads() };
+    Ok(fixture.host.start(&cache, options)?.run(Guest::copied, |region| touches.run(region))?.0)
 }
 
 /// Times of faults in an image that is fully resident: so all around a fault is mapped with it.
-fn mapped(stage: &Stage) -> Result<Vec<f64>, Unmeasured> {
-    let touches = ScatteredTouches { stretch: MAPPED_BYTES, ..stage.reads() };
-    stage.host.serve_resident(handing_out_the_image(), |region| touches.run(region))
+fn mapped(fixture: &LatencyFixture) -> Result<Vec<f64>, Unmeasured> {
+    let touches = ScatteredTouches { stretch: MAPPED_BYTES, ..fixture.reads() };
+    fixture.host.serve_resident(handing_out_the_image(), |region| touches.run(region))
 }
 
-fn copied(stage: &Stage, mut region: Region, waiting: Waiting) -> Result<Vec<f64>, Unmeasured> {
+fn copied(fixture: &LatencyFixture, mut region: Region, waiting: Waiting) -> Result<Vec<f64>, Unmeasured> {
     let uffd = faults_of(&region, Absent::Missing)?;
-    let source: &[u8] = &stage.source;
+    let source: &[u8] = &fixture.source;
     let page = |at: usize| &source[at % SOURCE_BYTES..][..PAGE];
-    let touches = ScatteredTouches { content: Content::Repeated(SOURCE_BYTES), ..stage.reads() };
+    let touches = ScatteredTouches { content: Content::Repeated(SOURCE_BYTES), ..fixture.reads() };
     handled(&uffd, waiting, |uffd, at| uffd.copy(at, page(at)), || touches.run(&mut region))
 }
 
-fn continued(stage: &Stage) -> Result<Vec<f64>, Unmeasured> {
-    let mut region = Region::private(&stage.snap, stage.bytes)?;
+fn continued(fixture: &LatencyFixture) -> Result<Vec<f64>, Unmeasured> {
+    let mut region = Region::private(&fixture.snap, fixture.bytes)?;
     let uffd = faults_of(&region, Absent::Minor)?;
-    handled(&uffd, Waiting::Asleep, |uffd, at| uffd.map(at, PAGE), || stage.reads().run(&mut region))
+    handled(&uffd, Waiting::Asleep, |uffd, at| uffd.map(at, PAGE), || fixture.reads().run(&mut region))
 }
 
-fn touched(stage: &Stage, mut region: Region, touch: Touch) -> Result<Vec<f64>, Unmeasured> {
+fn touched(fixture: &LatencyFixture, mut region: Region, touch: Touch) -> Result<Vec<f64>, Unmeasured> {
     region.read_anywhere();
-    ScatteredTouches { touch, ..stage.reads() }.run(&mut region)
+    ScatteredTouches { touch, ..fixture.reads() }.run(&mut region)
 }

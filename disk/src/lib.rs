@@ -60,4 +60,5 @@ pub use store::{DiskStore, Missed};
 pub mod internals {
     //! For this repository's tests alone.
     pub use crate::layout::{DATA_PAGES, EXTENT_PAGES_MAX, PAGE_BYTES, SEGMENT_BYTES, segment_start};
+    pub use crate::options::{TestTimes, with_times};
 }

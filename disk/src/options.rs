@@ -63,30 +63,6 @@ impl DiskOptions {
         self
     }
 
-    /// Sets how long a request to the disk is waited for before the disk is left alone. For tests.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn answer_max(mut self, time: Duration) -> Self {
-        self.answer_max = time;
-        self
-    }
-
-    /// Opens with another time limit for each answer of the disk. For tests.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn opening_answer_max(mut self, time: Duration) -> Self {
-        self.opening_answer_max = time;
-        self
-    }
-
-    /// Leaves a disk that fails alone for another time at first. For tests.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn rest(mut self, time: Duration) -> Self {
-        self.rest = time;
-        self
-    }
-
     pub(crate) fn check(&self) -> Result<(), DiskError> {
         let can_be = (BYTES_MIN..=BYTES_MAX).contains(&self.bytes);
         if can_be { Ok(()) } else { Err(DiskError::Size { bytes: self.bytes }) }
@@ -104,4 +80,24 @@ impl DiskOptions {
     pub(crate) fn buffers(&self) -> usize {
         (self.buffer_bytes / SEGMENT_BYTES).max(BUFFERS_MIN)
     }
+}
+
+/// Times that tests set; each stays as it is if not given.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct TestTimes {
+    /// How long a request to the disk is waited for before the disk is left alone.
+    pub answer_max: Option<Duration>,
+    /// How long each answer of the disk is waited for when it is opened.
+    pub opening_answer_max: Option<Duration>,
+    /// How long a disk that fails is left alone at first.
+    pub rest: Option<Duration>,
+}
+
+/// Returns `options` with these times.
+#[must_use]
+pub fn with_times(mut options: DiskOptions, times: TestTimes) -> DiskOptions {
+    options.answer_max = times.answer_max.unwrap_or(options.answer_max);
+    options.opening_answer_max = times.opening_answer_max.unwrap_or(options.opening_answer_max);
+    options.rest = times.rest.unwrap_or(options.rest);
+    options
 }

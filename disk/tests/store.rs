@@ -14,7 +14,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{Disk, Random, content, key, read_checked};
-use quinion_disk::internals::{DATA_PAGES, EXTENT_PAGES_MAX, PAGE_BYTES, segment_start};
+use quinion_disk::internals::{
+    DATA_PAGES, EXTENT_PAGES_MAX, PAGE_BYTES, TestTimes, segment_start, with_times,
+};
 use quinion_disk::{ContentKey, Device, DiskError, DiskOptions, DiskStore, Missed};
 
 const EXTENT: u64 = EXTENT_PAGES_MAX as u64;
@@ -362,6 +364,17 @@ const LONG: Duration = Duration::from_secs(60);
 /// with the default.
 const ANSWER_MAX: Duration = Duration::from_millis(100);
 
+/// Returns `options` of a store that waits no longer than [`ANSWER_MAX`] for an answer.
+fn impatient(options: DiskOptions) -> DiskOptions {
+    with_times(options, TestTimes { answer_max: Some(ANSWER_MAX), ..TestTimes::default() })
+}
+
+/// As [`impatient`], of a store that uses its disk again at once when it answers.
+fn soon_used_again(options: DiskOptions) -> DiskOptions {
+    let rest = Some(Duration::from_millis(1));
+    with_times(options, TestTimes { answer_max: Some(ANSWER_MAX), rest, ..TestTimes::default() })
+}
+
 /// What `call` returns, on a thread of its own. `None`: it does not return.
 fn returned<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let (sender, receiver) = mpsc::channel();
@@ -380,7 +393,7 @@ fn a_disk_that_does_not_answer_is_left_alone_and_its_late_answer_is_ignored() {
     store.flush();
     assert!(read_checked(&store, 1, 0, 40), "the disk is well");
     drop(store);
-    let store = Arc::new(disk.open(&options.clone().answer_max(ANSWER_MAX)));
+    let store = Arc::new(disk.open(&impatient(options.clone())));
     disk.hold_reads(true);
     let readers = (0..20).map(|_| {
         let store = Arc::clone(&store);
@@ -412,7 +425,7 @@ fn a_disk_that_does_not_answer_writes_is_left_alone_by_the_puts_that_it_refuses(
     let options = Disk::options(16);
     let disk = Disk::of(&options);
     drop(disk.open(&options)); // its first page is written
-    let store = Arc::new(disk.open(&options.answer_max(ANSWER_MAX)));
+    let store = Arc::new(disk.open(&impatient(options)));
     disk.hold(true);
     let putting = Arc::clone(&store);
     let trouble = returned(move || {
@@ -440,7 +453,7 @@ fn a_disk_that_answers_again_is_used_again() {
     let store = disk.open(&options);
     put(&store, 1, 0, 40);
     drop(store);
-    let store = Arc::new(disk.open(&options.answer_max(ANSWER_MAX).rest(Duration::from_millis(1))));
+    let store = Arc::new(disk.open(&soon_used_again(options)));
     let eventually = |is_so: &dyn Fn() -> bool| {
         let begun = Instant::now();
         while !is_so() {
@@ -499,7 +512,7 @@ fn reads_without_an_answer_do_not_count_as_bad_sectors() {
     let store = disk.open(&options);
     put(&store, 1, 0, 40);
     drop(store);
-    let store = disk.open(&options.answer_max(ANSWER_MAX).rest(Duration::from_millis(1)));
+    let store = disk.open(&soon_used_again(options));
     let begun = Instant::now();
     // Each time it is there anew: a page whose read got no answer is forgotten.
     let write = || {
@@ -559,9 +572,10 @@ fn a_disk_that_does_not_answer_or_refuses_is_not_opened() {
     drop(disk.open(&options)); // its first page is written
     let hang: fn(&Disk) = |disk| disk.hold_reads(true);
     let refuse: fn(&Disk) = |disk| disk.fail_reads(true);
+    let opening = TestTimes { opening_answer_max: Some(ANSWER_MAX), ..TestTimes::default() };
     for (after, change, options, words) in [
-        (0, hang, options.clone().opening_answer_max(ANSWER_MAX), ["the start of", "no answer"]),
-        (5, hang, options.clone().opening_answer_max(ANSWER_MAX), ["the tables of", "no answer"]),
+        (0, hang, with_times(options.clone(), opening), ["the start of", "no answer"]),
+        (5, hang, with_times(options.clone(), opening), ["the tables of", "no answer"]),
         (5, refuse, options.clone(), ["the tables of", "a bad sector"]),
     ] {
         let device = ChangingDisk { disk: disk.clone(), reads: AtomicU64::new(0), after, change };
@@ -583,7 +597,7 @@ fn the_end_of_a_store_does_not_wait_for_a_disk_that_does_not_answer() {
         let store = disk.open(&options);
         put(&store, 1, 0, 40);
         drop(store);
-        let store = disk.open(&options.clone().answer_max(ANSWER_MAX));
+        let store = disk.open(&impatient(options.clone()));
         disk.hold(true);
         disk.hold_reads(reads_hang);
         put(&store, 2, 0, 40);

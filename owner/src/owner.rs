@@ -169,13 +169,13 @@ impl CacheOwner {
             let open = file.parked();
             drop(file); // it may be the last handle of the file, whose end waits for readahead
             if let Some(open) = open {
-                self.closing.note(self.cache.share().control().control(), id, open);
+                self.closing.note(self.cache.arena().share().control().control(), id, open);
             }
         }
     }
 
     fn settle_closing(&self) {
-        self.closing.settle(self.cache.share().control().control());
+        self.closing.settle(self.cache.arena().share().control().control());
     }
 
     /// Closes a file that no viewer has; a request that is being answered, or a copy, may keep it a moment longer.
@@ -343,7 +343,7 @@ impl Owner for CacheOwner {
         self.cache.reserve_viewers(groups)
     }
     fn arena(&self) -> ArenaShare<'_> {
-        self.cache.share()
+        self.cache.arena().share()
     }
 
     fn unserved_file_system(&self, path: &Path, id: FileId) {
@@ -489,7 +489,7 @@ impl Owner for CacheOwner {
             contained(|| service.while_attached(id, &mut || end = self.copy(&request, service)));
             copies.end(request, end);
             if end == CopyEnd::Copied {
-                self.cache.share().control().control().note_taken(id);
+                self.cache.arena().share().control().control().note_taken(id);
             }
         }
     }

@@ -201,10 +201,9 @@ pub(crate) enum Repr {
     Pinned { position: u64 },
 }
 
-#[doc(hidden)]
 impl Error {
     /// The file at `path` cannot be opened, or nothing can be made there.
-    pub fn cannot_open(
+    pub(crate) fn cannot_open(
         path: &std::path::Path,
         source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
     ) -> Self {
@@ -212,7 +211,7 @@ impl Error {
     }
 
     /// An argument is out of its range; the text says what was asked, what is wrong and what to do.
-    pub fn invalid_input(text: impl Into<String>) -> Self {
+    pub(crate) fn invalid_input(text: impl Into<String>) -> Self {
         Repr::InvalidInput(text.into()).into()
     }
 }

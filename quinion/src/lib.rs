@@ -97,6 +97,15 @@ pub mod internals {
     #[cfg(not(quinion_model))]
     #[allow(unsafe_code, reason = "devices write into frames by address")]
     pub mod backend;
+    /// Parts of [`backend`] that are not of the public interface: files of the system, and the engine for them.
+    #[cfg(not(quinion_model))]
+    pub mod system_files {
+        pub use super::backend::engine::{ChosenMechanism, Engine, EngineOptions};
+        pub use super::backend::local_file::LocalFile;
+        pub use super::backend::open_file::{
+            Creation, InitialContent, IoMode, NotAFileKind, OpenError, OpenForWrite, identity_of,
+        };
+    }
     // Index: which folio is where.
     pub mod xarray;
     #[cfg(not(quinion_model))]

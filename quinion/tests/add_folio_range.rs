@@ -24,6 +24,7 @@ use quinion::internals::mapping::{
 };
 use quinion::internals::readahead::{Config, Readahead};
 use quinion::internals::reclaim::NODE_BYTES;
+use quinion::internals::serving::ServedCache;
 use quinion::internals::sync::{LockWait, Rank, RankedMutex};
 use quinion::internals::sys::fork::ForkGuard;
 use quinion::internals::units::{Frame, MappingId, Order, Orders};
@@ -679,12 +680,12 @@ fn a_file_without_handles_keeps_no_spare_nodes() {
     // What the cache has for itself comes with the first file.
     let other = Device::with_number(2, 4 * PAGE);
     assert_eq!(read(&open(&cache, &other), &other, 0, 4 * 4096), 4 * 4096);
-    let before = cache.share().stats().cells_used;
+    let before = cache.arena().share().stats().cells_used;
     let file = open(&cache, &device);
     assert_eq!(read(&file, &device, 0, 4 * 4096), 4 * 4096);
-    assert!(cache.share().stats().cells_used > before + 2);
+    assert!(cache.arena().share().stats().cells_used > before + 2);
     drop(file);
-    assert_eq!(cache.share().stats().cells_used, before + 2, "its record and its node");
+    assert_eq!(cache.arena().share().stats().cells_used, before + 2, "its record and its node");
     assert_eq!(read(&open(&cache, &device), &device, 0, 4 * 4096), 4 * 4096);
     assert_eq!(device.reads().len(), 1);
 }

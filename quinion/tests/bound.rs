@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use quinion::backend::Mechanism;
 use quinion::error::Result;
+use quinion::internals::serving::ServedCache;
 use quinion::{Cache, ErrorKind, ReadOptions};
 
 use quinion_testing::content::{Dice, fill_content, verify};
@@ -43,7 +44,7 @@ fn cache(order: u8, mechanism: Mechanism) -> Cache {
 }
 
 fn taken(cache: &Cache) -> u64 {
-    let arena = cache.share();
+    let arena = cache.arena().share();
     let blocks =
         [arena.arena_fd(), arena.control_fd()].map(|file| rustix::fs::fstat(file).unwrap().st_blocks);
     blocks.iter().sum::<i64>() as u64 * 512

@@ -23,7 +23,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use quinion::backend::{Attributes, Backend, Engine, EngineOptions, Fill, Leasable, LocalFile, WaitQueue};
+use quinion::backend::{Attributes, Backend, Fill, Leasable, WaitQueue};
+use quinion::internals::system_files::{Engine, EngineOptions, LocalFile};
 use quinion::{BatchRead, Cache, Coherence, ErrorKind, File, NoLease, OpenOptions as Opening};
 use quinion_testing::content::{fill_content, generations};
 use tempfile::TempDir;

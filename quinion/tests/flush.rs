@@ -16,8 +16,10 @@ use std::sync::{Arc, Mutex};
 
 use proptest::prelude::*;
 use quinion::backend::{
-    Attributes, Backend, Creation, Engine, EngineOptions, Identity, InitialContent, IoMode, LocalFile,
-    Mechanism, MemoryFile, OpenError, OpenForWrite, ReadAt, SyncKind, Version, WaitQueue, WriteAt,
+    Attributes, Backend, Identity, Mechanism, MemoryFile, ReadAt, SyncKind, Version, WaitQueue, WriteAt,
+};
+use quinion::internals::system_files::{
+    Creation, Engine, EngineOptions, InitialContent, IoMode, LocalFile, OpenError, OpenForWrite,
 };
 use quinion_testing::doubles::{
     CompletionOrder, CompletionPoint, CrashDisk, FailureCount, Faults, SimulatedBackend, WriteFaults,

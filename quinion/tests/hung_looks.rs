@@ -20,11 +20,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use quinion::backend::{
-    Attributes, Backend, Creation, Engine, EngineOptions, Fill, Flush, Identity, InitialContent, MemoryFile,
-    OpenForWrite, ReapMode, ReapOutcome, SyncKind, WaitQueue,
+    Attributes, Backend, Fill, Flush, Identity, MemoryFile, ReapMode, ReapOutcome, SyncKind, WaitQueue,
 };
 use quinion::internals::filemap::{OnPinned, Truncation};
 use quinion::internals::mapping::writeback_state::SyncRange;
+use quinion::internals::system_files::{Creation, Engine, EngineOptions, InitialContent, OpenForWrite};
 use quinion::internals::writeback::WritebackOptions;
 use quinion::{Cache, ErrorKind, OpenOptions, PoolOptions};
 use quinion_testing::doubles::{Faults, SimulatedBackend};

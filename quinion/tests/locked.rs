@@ -4,13 +4,14 @@
 
 use std::fs;
 
+use quinion::internals::serving::ServedCache;
 use quinion::{Cache, ErrorKind};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 
 /// The flags of the mapping of the cache's file, as in `/proc/self/smaps`.
 fn flags(cache: &Cache, arena: bool) -> Vec<String> {
-    let share = cache.share();
+    let share = cache.arena().share();
     let file = if arena { share.arena_fd() } else { share.control_fd() };
     let inode = rustix::fs::fstat(file).unwrap().st_ino.to_string();
     let smaps = fs::read_to_string("/proc/self/smaps").unwrap();
@@ -76,7 +77,7 @@ fn reads_and_resizes(cache: &Cache) {
             assert!(buffer.iter().all(|byte| *byte == 7));
         }
     }
-    let taken = || rustix::fs::fstat(large.share().arena_fd()).unwrap().st_blocks as u64 * 512;
+    let taken = || rustix::fs::fstat(large.arena().share().arena_fd()).unwrap().st_blocks as u64 * 512;
     let before = taken();
     let resized = large.resize(Cache::MEMORY_MIN).unwrap();
     assert!(resized.returned_bytes > 0 && resized.slack_bytes == 0, "{resized:?}");

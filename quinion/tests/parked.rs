@@ -14,9 +14,8 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use quinion::backend::{
-    Attributes, Backend, Engine, EngineOptions, Fill, Leasable, LocalFile, ParkedBackend, WaitQueue,
-};
+use quinion::backend::{Attributes, Backend, Fill, Leasable, ParkedBackend, WaitQueue};
+use quinion::internals::system_files::{Engine, EngineOptions, LocalFile};
 use quinion::{Cache, Coherence, File, OpenOptions};
 use quinion_owner::CacheOwner;
 use quinion_owner::internals::serve::{Owner, ViewerTotals};

@@ -19,7 +19,9 @@ use std::time::Duration;
 
 use quinion::internals::arena::control::Operation;
 use quinion::internals::arena::{CellNumber, LAYOUT_VERSION};
+use quinion::internals::hooks;
 use quinion::internals::pressure::PressureSource;
+use quinion::internals::serving::ServedCache;
 use quinion::internals::units::MappingId;
 use quinion::{Cache, ErrorKind, File, Pressure};
 use quinion_owner::internals::serve::{Service, ServiceOptions, listen};
@@ -46,7 +48,7 @@ fn content() -> (tempfile::TempDir, PathBuf) {
 }
 
 fn taken(cache: &Cache) -> u64 {
-    let arena = cache.share();
+    let arena = cache.arena().share();
     let blocks =
         [arena.arena_fd(), arena.control_fd()].map(|file| rustix::fs::fstat(file).unwrap().st_blocks);
     blocks.iter().sum::<i64>() as u64 * 512
@@ -54,7 +56,7 @@ fn taken(cache: &Cache) -> u64 {
 
 /// `Rss` of the arena's mapping in this process, in bytes.
 fn resident(cache: &Cache) -> u64 {
-    let inode = rustix::fs::fstat(cache.share().arena_fd()).unwrap().st_ino.to_string();
+    let inode = rustix::fs::fstat(cache.arena().share().arena_fd()).unwrap().st_ino.to_string();
     let smaps = fs::read_to_string("/proc/self/smaps").unwrap();
     let mut lines = smaps.lines().skip_while(|line| line.split_whitespace().nth(4) != Some(&inode));
     let rss = lines.find_map(|line| line.strip_prefix("Rss:")).expect("the arena is mapped here");
@@ -132,7 +134,7 @@ fn viewer_process() {
 }
 
 fn start_viewer(cache: &Cache, socket: &Path, path: &Path) -> std::process::Child {
-    let told = format!("{} {} {}", socket.display(), cache.share().token(), path.display());
+    let told = format!("{} {} {}", socket.display(), cache.arena().share().token(), path.display());
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "viewer_process", "--nocapture"]).env("QUINION_RESIZE_VIEWER", told);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
@@ -169,7 +171,7 @@ fn memory_goes_back_while_threads_and_another_process_read() {
             println!("round {round}: taken and resident {before:?} -> {after:?}, {resized:?}");
             assert!(after.1 <= SMALL && before.1 > LARGE / 2, "{before:?} {after:?}");
             assert!(cache.stats().grown_bytes <= SMALL, "{:?}", cache.stats());
-            cache.share().check().unwrap();
+            cache.arena().share().check().unwrap();
             cache.resize(LARGE).unwrap();
         }
         stop.store(true, Ordering::Relaxed);
@@ -189,7 +191,7 @@ fn memory_goes_back_while_threads_and_another_process_read() {
 /// Reads a byte of each page of the arena by a mapping of its own, holes included, which take pages by that.
 fn touch_all(cache: &Cache) {
     use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-    let file = cache.share().arena_fd();
+    let file = cache.arena().share().arena_fd();
     let bytes = rustix::fs::fstat(file).unwrap().st_size as usize;
     // SAFETY: a new mapping at an address of the kernel's choice, which is known here only; it is read within its
     // bounds, by volatile loads of bytes that others may change, and unmapped when that is over.
@@ -294,7 +296,7 @@ fn a_cache_gives_way_when_the_machine_is_short_of_memory() {
     };
     say(1000);
     let gauge = PressureSource { meminfo: Some(meminfo.clone()), ..PressureSource::default() };
-    let pressure = Pressure::shrink_to(SMALL).with_source(gauge);
+    let pressure = hooks::with_pressure_source(Pressure::shrink_to(SMALL), gauge);
     let cache = Cache::builder().memory(LARGE).readahead(0).pressure(pressure).build().unwrap();
     let device = Device::new(2 * LARGE);
     let file = cache.open_backend(Arc::clone(&device) as _).unwrap();

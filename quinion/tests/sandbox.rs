@@ -10,7 +10,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 
-use quinion::backend::{ChosenMechanism, Engine, EngineOptions, Mechanism, WaitQueue};
+use quinion::backend::{Mechanism, WaitQueue};
+use quinion::internals::system_files::{ChosenMechanism, Engine, EngineOptions};
 use quinion::{Cache, File, Hint};
 use quinion_testing::block_on::block_on;
 use quinion_testing::hazard::{Scope, in_a_process_of_its_own, refuse};

@@ -36,6 +36,7 @@ use std::time::{Duration, Instant};
 use quinion::backend::Mechanism;
 use quinion::internals::arena::control::Operation;
 use quinion::internals::arena::{CellNumber, LAYOUT_VERSION};
+use quinion::internals::serving::ServedCache;
 use quinion::internals::units::MappingId;
 use quinion::{Cache, ErrorKind, File, Pinned, ReadOptions};
 use quinion_owner::internals::serve::{Owner, Service, ServiceOptions, WORKERS, listen};
@@ -580,7 +581,7 @@ fn again(role: &str, folder: &Path) -> Command {
 }
 
 fn address(cache: &Cache, socket: &Path) -> String {
-    format!("{}:{}", cache.share().token(), socket.display())
+    format!("{}:{}", cache.arena().share().token(), socket.display())
 }
 
 fn serve(cache: &Cache, owner: Arc<dyn Owner>, folder: &Path) -> (Service, String) {

@@ -1109,6 +1109,14 @@ fn documentation_opens_with_its_subject() {
     expect_tidy(sources.iter().flat_map(complaints).collect());
 }
 
+#[test]
+fn hidden_items_are_of_the_gateway_alone() {
+    let mut sources = rust_files();
+    sources.retain(|source| !source.path.starts_with("quinion/tests/tidy")); // this rule's own wrong texts
+    let complaints = |source: &Source| complaints_of(source, names::check_hidden(&source.text));
+    expect_tidy(sources.iter().flat_map(complaints).collect());
+}
+
 /// The benchmark's experiments and the tests' doubles have names of their own kind again and again: `Reader`, `Load`.
 #[test]
 fn types_have_one_name_each() {
@@ -1320,6 +1328,15 @@ mod a_rule_can_fail {
         let wrong =
             "/// The same, for writes.\nfn f() {}\n    /// None.\n    A,\n    /// So many\n//! It\n/// It's";
         assert_eq!(check(wrong), [1, 3, 5, 7]);
+    }
+
+    #[test]
+    fn a_hidden_item_is_seen_wherever_it_is_and_the_gateway_is_none() {
+        let lines_of =
+            |text: &str| -> Vec<usize> { names::check_hidden(text).iter().map(|fault| fault.line).collect() };
+        assert_eq!(lines_of("impl A {\n    #[doc(hidden)]\n    #[must_use]\n    pub fn a() {}\n}"), [2]);
+        assert_eq!(lines_of("#[doc(hidden)]\npub use a::B;"), [1]);
+        assert_eq!(lines_of("#[doc(hidden)]\n#[path = \".\"]\npub mod internals {}"), []);
     }
 
     #[test]

@@ -9,15 +9,14 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use quinion::backend::{
-    Attributes, Backend, Engine, EngineOptions, Fill, Identity, MemoryFile, SyncKind, Version, WaitQueue,
-};
+use quinion::backend::{Attributes, Backend, Fill, Identity, MemoryFile, SyncKind, Version, WaitQueue};
 use quinion::internals::arena::{Arena, ArenaOptions};
 use quinion::internals::filemap::{Filemap, Reader, Truncation, WaitPolicy};
 use quinion::internals::mapping::{Mapping, NewMapping, ReadBatch};
 use quinion::internals::readahead::{Config, Readahead};
 use quinion::internals::sync::{Rank, RankedMutex};
 use quinion::internals::sys::fork::ForkGuard;
+use quinion::internals::system_files::{Engine, EngineOptions};
 use quinion::internals::units::{MappingId, Order, Orders, PageIndex};
 use quinion::{
     BatchWrite, Cache, Durability, ErrorKind, File, OnPinned, OpenOptions, PageState, ReadOptions,

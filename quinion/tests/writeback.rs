@@ -10,16 +10,14 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use quinion::OnPinned;
-use quinion::backend::{
-    Backend, Creation, Engine, EngineOptions, InitialContent, Mechanism, MemoryFile, OpenForWrite, SyncKind,
-    WaitQueue,
-};
+use quinion::backend::{Backend, Mechanism, MemoryFile, SyncKind, WaitQueue};
 use quinion::internals::filemap::Truncation;
 use quinion::internals::mapping::FolioLifetime;
 use quinion::internals::mapping::writeback_state::SyncRange;
 use quinion::internals::readahead::{Config, Readahead};
 use quinion::internals::stats::Count;
 use quinion::internals::sync::{Rank, RankedMutex};
+use quinion::internals::system_files::{Creation, Engine, EngineOptions, InitialContent, OpenForWrite};
 use quinion::internals::units::PAGE_SIZE;
 use quinion::internals::writeback::WritebackOptions;
 use quinion_testing::doubles::{

@@ -30,7 +30,7 @@ use object_store::Attributes;
 use quinion::backend::Identity;
 use quinion::internals::arena::control::{Advice, Counter, Operation, SENT, TO_BE_SENT};
 use quinion::internals::arena::{LAYOUT_VERSION, Validation};
-use quinion::internals::backend::identity_of;
+use quinion::internals::system_files::identity_of;
 use quinion_owner::internals::viewer::handshake::DescriptorOffer;
 use quinion_owner::internals::viewer::{self, ReadEnd, RequestError, Viewer};
 

@@ -137,7 +137,7 @@ pub mod internals {
     pub use crate::fault_record::digest;
     pub use crate::message::{ParseStep, VmmRegion, check, parse};
     #[cfg(feature = "pack")]
-    pub use crate::snapshot::pack::read_made_up;
+    pub use crate::snapshot::pack::reader::read_made_up;
     pub use crate::uffd::{Modes, Uffd, feature};
 }
 

@@ -88,7 +88,8 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
 };
 
-use quinion::error::{Error, Result};
+use quinion::error::Result;
+use quinion::internals::hooks::invalid_input;
 use quinion::internals::sync::contained;
 use quinion::internals::sys::fork::ForkGuard;
 use quinion::internals::sys::{descriptors_max, signal};
@@ -287,7 +288,7 @@ impl Server {
         if options.minor {
             let text =
                 "an image for VMMs to map needs the snapshot's path; start with that, or without `minor`";
-            return Err(Error::invalid_input(text.to_owned()));
+            return Err(invalid_input(text.to_owned()));
         }
         let device_bytes_before = cache.stats().device_bytes;
         let name = options.snapshot_name.as_deref().unwrap_or(UNNAMED);
@@ -540,7 +541,7 @@ fn replay_reads(cache: &Cache, snapshot: &Snapshot) -> ReplayReads {
 }
 
 pub(crate) fn check_options(options: &RestoreOptions) -> Result<()> {
-    options.check().map_err(Error::invalid_input)?;
+    options.check().map_err(invalid_input)?;
     check_descriptors(options.vms_max)
 }
 
@@ -553,7 +554,7 @@ fn check_descriptors(vms_max: usize) -> Result<()> {
         "{vms_max} VMs at most need {wanted} open files, and this process may have {has}; \
          raise that by `ulimit -n {wanted}`, or serve fewer VMs"
     );
-    Err(Error::invalid_input(text))
+    Err(invalid_input(text))
 }
 
 fn descriptors_wanted(vms_max: usize) -> usize {

@@ -43,6 +43,7 @@ use std::time::{Duration, SystemTime};
 use quinion::ErrorKind;
 use quinion::backend::Backend;
 use quinion::error::{Error, Result};
+use quinion::internals::hooks::{cannot_open, invalid_input};
 use quinion::internals::units::PAGE_SIZE;
 use quinion::{Cache, File, Image};
 use rustix::fs::{Advice, Mode, OFlags, fadvise};
@@ -140,7 +141,7 @@ impl From<SnapshotChanged> for PeerError {
 
 impl Snapshot {
     pub(super) fn open(cache: &Cache, path: &Path) -> Result<Self> {
-        let wrong = |source: std::io::Error| Error::cannot_open(path, source);
+        let wrong = |source: std::io::Error| cannot_open(path, source);
         let of_bytes = |kind: fs::FileType| kind.is_file() || kind.is_block_device();
         let Some(raw) = open_if(path, of_bytes).map_err(wrong)? else {
             // By its own name, and not by that of a descriptor.
@@ -155,7 +156,7 @@ impl Snapshot {
         if file.is_empty() {
             let text =
                 format!("{}: the snapshot is empty; name the file with the VM's memory", path.display());
-            return Err(Error::invalid_input(text));
+            return Err(invalid_input(text));
         }
         let is_held = file.use_kernel_cache_if_warm()?;
         let snapshot = Self::of(file, &path.display().to_string(), Some((raw, known)))?;
@@ -226,7 +227,7 @@ impl Snapshot {
         let bytes = file.len();
         if bytes == 0 {
             let text = format!("{name}: the snapshot is empty; name the file with the VM's memory");
-            return Err(Error::invalid_input(text));
+            return Err(invalid_input(text));
         }
         let fingerprint = fingerprint(&file, bytes)?;
         Ok(Self {
@@ -245,13 +246,13 @@ impl Snapshot {
     pub(super) fn check_is_memory(&self) -> Result<()> {
         let (name, bytes) = (&self.name, self.identity.bytes);
         if is_record(&self.file) {
-            return Err(Error::invalid_input(format!(
+            return Err(invalid_input(format!(
                 "{name}: this is a record of page faults, and no snapshot; name the file with the VM's memory, and the \
                  record by --replay"
             )));
         }
         if !bytes.is_multiple_of(PAGE_SIZE as u64) {
-            return Err(Error::invalid_input(format!(
+            return Err(invalid_input(format!(
                 "{name}: the snapshot has {bytes} bytes, which are no whole pages of {PAGE_SIZE} bytes, as a VM's \
                  memory is: it was cut, or is another file; copy it again, or name the file with the VM's memory"
             )));
@@ -298,7 +299,7 @@ impl Snapshot {
         }
         let image = Image::from_snapshot(cache, path)?;
         // Another file may have been put there in between.
-        let wrong = |source: std::io::Error| Error::cannot_open(path, source);
+        let wrong = |source: std::io::Error| cannot_open(path, source);
         let opened = image.snapshot().identity;
         if let Some((raw, _)) = &self.outside {
             let raw = raw.metadata().map_err(wrong)?;
@@ -386,16 +387,13 @@ fn is_packed(file: &fs::File) -> std::io::Result<bool> {
 #[cfg(not(feature = "pack"))]
 fn no_packs(path: &Path) -> Error {
     let path = path.display();
-    Error::invalid_input(format!(
+    invalid_input(format!(
         "{path}: this snapshot is a pack, and this program reads none; build it with the feature `pack` of quinion-vm"
     ))
 }
 
 fn replaced(path: &Path) -> Error {
-    Error::invalid_input(format!(
-        "{}: the snapshot was replaced while it was opened; try again",
-        path.display()
-    ))
+    invalid_input(format!("{}: the snapshot was replaced while it was opened; try again", path.display()))
 }
 
 /// Fills `into` from the kernel's page cache, if that holds all of it; it is found not to work once at most.

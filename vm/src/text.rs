@@ -176,7 +176,7 @@ mod tests {
         for part in ["vm 3 (process 4711)", "s3://bucket/vm.mem was changed", "its process was killed"] {
             assert!(text.contains(part), "{part}: {text}");
         }
-        let why = quinion::Error::invalid_input("its checksum differs".to_owned());
+        let why = quinion::internals::hooks::invalid_input("its checksum differs".to_owned());
         let poisoned =
             Event::Poisoned { vm: 1, process: 2, snapshot: "a.pack".into(), range: 4096..8192, why };
         let text = poisoned.to_string();

@@ -32,6 +32,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
+use quinion::internals::hooks::invalid_input;
 use quinion::internals::units::PAGE_SIZE;
 use quinion::{Error, File, Image};
 
@@ -606,7 +607,7 @@ impl Vm {
         shortage.looks += 1;
         if shortage.since.elapsed() > SHORTAGE_MAX && shortage.looks >= SHORTAGE_LOOKS_MIN {
             let text = "all of the cache is pinned; give it more memory, or drop pins".to_owned();
-            let source = Error::invalid_input(text);
+            let source = invalid_input(text);
             return Err(PeerError::NoMemory { offset: waiting.fault.address, source });
         }
         let waiting = PendingFault { awaits_read: false, shortage: Some(shortage), ..waiting };

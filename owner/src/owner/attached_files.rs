@@ -22,7 +22,7 @@ use super::thrash::Candidate;
 use crate::viewer::sys::Errno;
 use quinion::File;
 use quinion::internals::folio::{KeptMemory, Pinned};
-use quinion::internals::serving::ServedFile;
+use quinion::internals::serving::{ServedFile, kept_memory};
 use quinion::internals::sync::{Rank, RankedMutex};
 use quinion::internals::units::{FileId, MappingId};
 
@@ -247,7 +247,7 @@ impl AttachedFiles {
 
     pub(super) fn kept_by(&self, handle: u64, pin: u64) -> Option<KeptMemory> {
         let pins = self.pins_of(handle)?;
-        pins.lock().get(&pin).map(|pinned| pinned.kept_memory())
+        pins.lock().get(&pin).map(kept_memory)
     }
 
     pub(super) fn unpin(&self, handle: u64, pin: u64) {

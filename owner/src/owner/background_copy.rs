@@ -48,6 +48,7 @@ use rustix::fs::{Advice, FileType, Mode, OFlags, fadvise, fstat, open};
 use crate::serve::AttachReason;
 use quinion::Cache;
 use quinion::internals::arena::control::AttachPolicy;
+use quinion::internals::serving::ServedCache;
 use quinion::internals::sync::{Rank, RankedMutex};
 use quinion::internals::sys::io::{KernelCacheCounts, kernel_holds};
 use quinion::internals::units::{FileId, PAGE_SIZE};
@@ -112,14 +113,14 @@ struct HeldFile {
 
 impl HeldFile {
     fn new(cache: Cache, id: FileId) -> Self {
-        let place = cache.share().control().control().enter(id);
+        let place = cache.arena().share().control().control().enter(id);
         Self { cache, place }
     }
 }
 
 impl Drop for HeldFile {
     fn drop(&mut self) {
-        self.cache.share().control().control().leave(self.place);
+        self.cache.arena().share().control().control().leave(self.place);
     }
 }
 

@@ -375,7 +375,7 @@ fn a_file_counts_as_attached_until_it_is_closed() {
     let other = owner.cache().open(&path).expect("it is there");
     let place =
         quinion::internals::arena::control::place_of(id, quinion::internals::arena::control::ATTACHED_PLACES);
-    let counts = || !owner.cache().share().control().control().attached[place].is_zero();
+    let counts = || !owner.cache().arena().share().control().control().attached[place].is_zero();
     for _ in 0..3 {
         owner.detach(attached.as_ref().expect("nobody has it open for writing").handle);
         let (_, again) = attach_by_path(&owner, &path);

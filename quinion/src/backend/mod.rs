@@ -17,7 +17,7 @@
 //!
 //! | backend | bytes from | completes |
 //! |---|---|---|
-//! | [`LocalFile`] of an [`Engine`] | a file or block device | when reaped (io_uring) or by itself (threads); or in `fill_here` |
+//! | `LocalFile` of an `Engine` | a file or block device | when reaped (io_uring) or by itself (threads); or in `fill_here` |
 //! | a revision of a local file | that file, while it is as it was | in `fill_here` |
 //! | [`BlockingSource`] | a user's [`ReadAt`], or [`WriteAt`] | by itself |
 //! | [`MemoryFile`] | a vector | inside `submit` and `flush` |
@@ -63,9 +63,9 @@ mod pending_copies;
 mod registration;
 mod revision;
 mod waker_registry;
-mod engine;
-mod local_file;
-mod open_file;
+pub(crate) mod engine;
+pub(crate) mod local_file;
+pub(crate) mod open_file;
 mod flush;
 mod memory;
 mod null;
@@ -91,27 +91,19 @@ pub use deferred_wakes::WakeCondition;
 pub(crate) use deferred_wakes::{DeferredWakes, is_waking, lock_and_wake, pause};
 pub(crate) use disk_tier::{CopyOutcome, DiskTier, TierParts};
 pub use engine::Mechanism;
-#[doc(hidden)]
-pub use engine::{ChosenMechanism, Engine, EngineOptions};
+pub(crate) use engine::{Engine, EngineOptions};
 pub use flush::{Flush, FlushError, FlushRun, FlushSink};
 use flush::{read_only, zero_by};
-#[doc(hidden)]
-pub use local_file::LocalFile;
 pub use memory::MemoryFile;
-#[doc(hidden)]
-pub use null::NullBackend;
-pub(crate) use open_file::is_memory_file;
-#[doc(hidden)]
-pub use open_file::{Creation, InitialContent, IoMode, NotAFileKind, OpenError, OpenForWrite, identity_of};
+pub(crate) use null::NullBackend;
+pub(crate) use open_file::{Creation, InitialContent, OpenError, OpenForWrite, is_memory_file};
 pub use parked::ParkedBackend;
 pub use quinion_disk::ContentKey;
-#[doc(hidden)]
-pub use registration::{Registered, RegisteredWaiter};
+pub(crate) use registration::{Registered, RegisteredWaiter};
 pub(crate) use revision::{FileRevision, RevisionOpen};
 pub use threads::{BlockingSource, ReadAt, ThreadPool, WriteAt};
 pub use wait_queue::WaitQueue;
-#[doc(hidden)]
-pub use waker_registry::PageKey;
+pub(crate) use waker_registry::PageKey;
 
 /// Attributes of a file at one moment: its identity, its size, the version of its content.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -46,8 +46,7 @@ impl WaitQueue {
     ///
     /// # Errors
     /// The system has no thread for the poller.
-    #[doc(hidden)]
-    pub fn register(
+    pub(crate) fn register(
         self: &Arc<Self>,
         backend: &Arc<dyn Backend>,
         page: PageKey,

@@ -16,6 +16,9 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::doubles::{Faults, Request, SimulatedBackend};
+use super::engine::ChosenMechanism;
+use super::local_file::LocalFile;
+use super::open_file::{IoMode, NotAFileKind};
 use super::*;
 
 const SIZES: [usize; 9] = [0, 1, 511, 512, 513, 4095, 4096, 4097, (1 << 20) + 17];

@@ -145,8 +145,7 @@ impl WaitQueue {
 
     /// As [`WaitQueue::wake`], after a fill of `pages` pages from `first` on has ended: futures that wait for one of
     /// these pages and may go on are woken, too.
-    #[doc(hidden)]
-    pub fn wake_filled(&self, first: PageKey, pages: u32) {
+    pub(crate) fn wake_filled(&self, first: PageKey, pages: u32) {
         self.wake_sleepers();
         if self.waker_registry.has_waiters() {
             self.waker_registry.wake_filled(first, pages);

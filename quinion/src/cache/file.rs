@@ -675,9 +675,8 @@ impl File {
         self.handle.mapping.backend().is_direct()
     }
 
-    /// Counts of the file's index since the cache knows the file, for benchmarks and tests. Waits for nothing.
-    #[doc(hidden)]
-    pub fn tree_counts(&self) -> TreeCounts {
+    /// Counts of the file's index since the cache knows the file. Waits for nothing.
+    pub(super) fn tree_counts(&self) -> TreeCounts {
         self.handle.mapping.index().tree_counts()
     }
 

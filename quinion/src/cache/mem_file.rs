@@ -482,9 +482,8 @@ impl MemFile {
         Ok(MemFileStats { data_pages: data, allocated_pages: allocated, spilled_pages: spilled, hole_pages })
     }
 
-    /// Counts of its index, for benchmarks and tests. Waits for nothing.
-    #[doc(hidden)]
-    pub fn tree_counts(&self) -> TreeCounts {
+    /// Counts of the file's index. Waits for nothing.
+    pub(super) fn tree_counts(&self) -> TreeCounts {
         self.handle.mapping.index().tree_counts()
     }
 

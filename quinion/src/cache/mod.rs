@@ -30,7 +30,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
-use crate::arena::{Arena, ArenaShare};
+use crate::arena::Arena;
 use crate::backend::{Attributes, Backend, Engine, OpenError, SyncKind, is_waking};
 use crate::curve::{MissRatioCurve, Sampler};
 use crate::error::{Error, ErrorKind, Repr, Result};
@@ -464,12 +464,6 @@ impl Cache {
     /// Why the disk tier is not used, for people: its disk failed. Nothing is lost by that.
     pub fn disk_trouble(&self) -> Option<String> {
         self.shared.disk.as_ref()?.trouble()
-    }
-
-    /// The part of this cache's memory that is shared with viewers.
-    #[doc(hidden)]
-    pub fn share(&self) -> ArenaShare<'_> {
-        self.shared.filemap.arena.share()
     }
 
     pub(crate) fn check_process(&self) -> Result<()> {

@@ -7,6 +7,7 @@
 //! | [`ServedFile`] | a file: its record, pages for a viewer's read, and how far viewers may trust what is cached |
 //! | [`CoherenceState`] | what all handles of a file know about changes by others, to be watched and told of |
 //! | [`for_viewer`], [`touch`], [`is_same_open`] | an open for a viewer, a page that a viewer has read, one open or two |
+//! | [`kept_memory`] | the memory of a viewer's pin |
 //!
 //! The crate `quinion-owner` shows a cache to other processes. Its viewers read where the cache's memory lies, so they
 //! are told of records and pages by their numbers, which public methods never give out.
@@ -20,7 +21,7 @@ use crate::arena::{Arena, ArenaError, CellNumber, Validation};
 use crate::backend::{Attributes, FileRevision, Identity, ParkedBackend, RevisionOpen};
 use crate::error::{Repr, Result};
 use crate::filemap::WaitPolicy;
-use crate::folio::Pinned;
+use crate::folio::{KeptMemory, Pinned};
 use crate::lease::NoLease;
 use crate::readahead::Hint;
 use crate::sync::LockWait;
@@ -227,4 +228,9 @@ pub fn is_same_open(one: &ParkedBackend, other: &ParkedBackend) -> bool {
 pub fn for_viewer(options: &mut OpenOptions) -> &mut OpenOptions {
     options.for_viewer = true;
     options
+}
+
+/// The memory that `pinned` keeps. Looks at the descriptor of each folio.
+pub fn kept_memory(pinned: &Pinned) -> KeptMemory {
+    pinned.kept_memory()
 }

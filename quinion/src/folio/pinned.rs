@@ -214,8 +214,7 @@ impl Pinned {
     }
 
     /// The memory that it keeps. Looks at the descriptor of each folio.
-    #[doc(hidden)]
-    pub fn kept_memory(&self) -> KeptMemory {
+    pub(crate) fn kept_memory(&self) -> KeptMemory {
         let Pins { arena, frames, extents, len, .. } = &*self.0;
         let mut frames = frames.to_vec();
         frames.dedup(); // a folio whose pages came one after the other was added more than once

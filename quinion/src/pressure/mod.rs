@@ -51,10 +51,9 @@ impl Pressure {
         Self { memory_min, source: None }
     }
 
-    /// Looks at the files of `source`, not at those of this process's control groups and of the machine: for tests.
-    #[doc(hidden)]
+    /// Looks at the files of `source`, not at those of this process's control groups and of the machine.
     #[must_use]
-    pub fn with_source(mut self, source: PressureSource) -> Self {
+    pub(crate) fn with_source(mut self, source: PressureSource) -> Self {
         self.source = Some(source);
         self
     }

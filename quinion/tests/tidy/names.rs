@@ -3,6 +3,7 @@
 //! ```text
 //!   opening     "It ..", "The same ..", "None ..": the line does not say of which item it is
 //!   two types   one package has two types of one name, each in a module of its own
+//!   hidden      an item is public and hidden, and not of the one module that tests come in by
 //! ```
 //!
 //! A list of items shows the first line of each alone: rustdoc, an editor's popup, a search.
@@ -64,6 +65,22 @@ pub fn check_openings(text: &str) -> Vec<Fault> {
         }));
     }
     faults
+}
+
+/// Public items that documentation hides, but for the module `internals` of a library.
+pub fn check_hidden(text: &str) -> Vec<Fault> {
+    let lines: Vec<&str> = text.lines().map(str::trim_start).collect();
+    let is_attribute = |line: &&&str| line.starts_with("#[");
+    let hidden = |at: &usize| {
+        let item = lines[at + 1..].iter().find(|line| !is_attribute(line)).unwrap_or(&"");
+        lines[*at].starts_with("#[doc(hidden)") && !item.starts_with("pub mod internals")
+    };
+    let fault = |at: usize| Fault {
+        line: at + 1,
+        wrong: "a hidden item beside the gateway".to_owned(),
+        remedy: "make it `pub(crate)`, and let `internals` have it if other crates want it",
+    };
+    (0..lines.len()).filter(hidden).map(fault).collect()
 }
 
 /// Names that two types of one package have: each with the places, as `path:line`.

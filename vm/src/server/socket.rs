@@ -30,6 +30,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use crate::RestoreOptions;
 use crate::fault_record::Fingerprint;
 use quinion::error::{Error, Result};
+use quinion::internals::hooks::cannot_open;
 
 /// The longest path of a socket, in bytes (`sun_path`, and a zero behind it).
 const SOCKET_PATH_MAX: usize = 107;
@@ -41,7 +42,7 @@ const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
 pub(super) fn failed(socket: &Path, what: &str, error: impl fmt::Display) -> Error {
     let text = format!("page faults cannot be served there: {what}{error}");
-    Error::cannot_open(socket, text)
+    cannot_open(socket, text)
 }
 
 /// A lock on the folder of `path` as long as the descriptor is open; `None` where the folder cannot be opened, of which

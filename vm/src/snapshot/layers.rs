@@ -39,6 +39,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use quinion::backend::{Attributes, BlockingSource, Identity, ReadAt, ThreadPool, Version, WaitQueue};
 use quinion::error::{Error, Result};
+use quinion::internals::hooks::{cannot_open, invalid_input};
 use quinion::internals::sys::io::kernel_holds;
 use quinion::internals::units::PAGE_SIZE;
 use rustix::fs::SeekFrom;
@@ -102,7 +103,7 @@ pub(super) fn open(paths: &[PathBuf]) -> Result<Arc<LayersBackend>> {
 }
 
 fn refused(path: &Path, why: &str) -> Error {
-    Error::invalid_input(format!("{}: {why}", path.display()))
+    invalid_input(format!("{}: {why}", path.display()))
 }
 
 impl Layers {
@@ -110,12 +111,12 @@ impl Layers {
         if paths.len() > LAYERS_MAX {
             let text =
                 format!("{} layers, and at most {LAYERS_MAX} are served; merge some diffs", paths.len());
-            return Err(Error::invalid_input(text));
+            return Err(invalid_input(text));
         }
         let mut files: Vec<LayerFile> = Vec::with_capacity(paths.len());
         for path in paths {
             let file = LayerFile::open(path)?;
-            if is_packed(&file.file).map_err(|source| Error::cannot_open(path, source))? {
+            if is_packed(&file.file).map_err(|source| cannot_open(path, source))? {
                 let why = "this layer is a pack, and diffs lie above flat files; make one pack of the base and its \
                            diffs (quinion pack)";
                 return Err(refused(path, why));
@@ -126,7 +127,7 @@ impl Layers {
             files.push(file);
         }
         let Some(base) = files.first() else {
-            return Err(Error::invalid_input("no snapshot is named; name the file with the VM's memory"));
+            return Err(invalid_input("no snapshot is named; name the file with the VM's memory"));
         };
         let bytes = base.opened.bytes();
         let mut extents = vec![LayerExtent { start: 0, layer: 0 }];
@@ -260,7 +261,7 @@ impl Assembled for LayersBackend {
 
 impl LayerFile {
     pub(super) fn open(path: &Path) -> Result<Self> {
-        let wrong = |source: io::Error| Error::cannot_open(path, source);
+        let wrong = |source: io::Error| cannot_open(path, source);
         let file = open_if(path, |kind| kind.is_file()).map_err(wrong)?;
         let not_a_file =
             || refused(path, "a snapshot with diffs, or in packs, consists of files, and this is none");
@@ -313,7 +314,7 @@ impl LayerFile {
 
     /// Where it has data, if it is a diff above a base of `bytes` bytes.
     fn diff_data(&self, bytes: u64) -> Result<Vec<Range<u64>>> {
-        let wrong = |source: io::Error| Error::cannot_open(&self.path, source);
+        let wrong = |source: io::Error| cannot_open(&self.path, source);
         if self.opened.bytes() != bytes {
             let theirs = self.opened.bytes();
             let why = format!(

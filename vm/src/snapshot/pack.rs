@@ -77,7 +77,7 @@
 mod format;
 mod open;
 mod output;
-mod reader;
+pub(crate) mod reader;
 mod request;
 mod source;
 mod verify;
@@ -90,22 +90,6 @@ pub use verify::verify;
 pub use writer::pack;
 
 pub(super) use open::{PackInCache, open, open_file};
-
-/// Opens made-up bytes as a pack, with their digests corrected, and reads the first chunks: for the fuzzer.
-///
-/// # Errors
-/// They are no pack.
-#[doc(hidden)]
-pub fn read_made_up(mut bytes: Vec<u8>) -> Result<(), String> {
-    const CHUNKS_MAX: u64 = 8;
-    format::seal(&mut bytes);
-    let pack = reader::Pack::open(std::sync::Arc::new(bytes), &mut |_| Err("there is none".to_owned()))?;
-    for chunk in 0..pack.chunks().min(CHUNKS_MAX) {
-        // An error is as good as the chunk.
-        let _ = pack.read_chunk(chunk, &mut vec![0; pack.chunk_len(chunk)]);
-    }
-    Ok(())
-}
 
 #[cfg(test)]
 mod tests;

@@ -15,6 +15,7 @@ use std::cell::OnceCell;
 use std::rc::Rc;
 
 use quinion::MemFile;
+use quinion::internals::hooks;
 use quinion::internals::mapping::IndexHooks;
 use quinion_testing::ablations::OneByOne;
 
@@ -100,7 +101,7 @@ fn alternative(files: &Rc<Files>, way: usize, done: Done) -> Alternative {
         }
         let file = files.files[way].get().expect("it was just made");
         empty(file)?;
-        let locks = file.tree_counts().locks;
+        let locks = hooks::mem_tree_counts(file).locks;
         let mut given = Ok(());
         let spent = alone(|| match done {
             Done::Preallocated => {
@@ -111,6 +112,6 @@ fn alternative(files: &Rc<Files>, way: usize, done: Done) -> Alternative {
         });
         given?;
         let pages = (fixture.bytes / PAGE as u64) as f64;
-        Ok(vec![spent.cpu_ns / pages, (file.tree_counts().locks - locks) as f64 / pages])
+        Ok(vec![spent.cpu_ns / pages, (hooks::mem_tree_counts(file).locks - locks) as f64 / pages])
     })
 }

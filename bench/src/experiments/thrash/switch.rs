@@ -21,6 +21,7 @@
 use std::sync::Arc;
 use std::thread;
 
+use quinion::internals::hooks;
 use quinion::internals::mapping::IndexHooks;
 use quinion::{File, Hint};
 use quinion_testing::ablations::{self, ThreeWalks};
@@ -91,11 +92,11 @@ fn run(load: Load, hooks: Option<&'static dyn IndexHooks>) -> Result<Answer, Unm
     let cache = ablations::builder(hooks).memory(load.memory).build()?;
     let file = cache.open_backend(Arc::new(Pages(1 << load.pages_log2)))?;
     in_sequence(&file)?;
-    let (stats, counts) = (cache.stats(), file.tree_counts());
+    let (stats, counts) = (cache.stats(), hooks::tree_counts(&file));
     let meter = Meter::start();
     page_by_page(&file, load)?;
     let answer = meter.stop();
-    let (after, tree) = (cache.stats(), file.tree_counts());
+    let (after, tree) = (cache.stats(), hooks::tree_counts(&file));
     let inserted = (after.inserted_pages - stats.inserted_pages) as f64;
     let splits = tree.splits - counts.splits;
     if splits == 0 {

@@ -10,6 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use quinion_disk::internals::{TestTimes, with_times};
 use quinion_disk::{Device, DiskOptions, DiskStats, DiskStore};
 
 use crate::backend::CopyOutcome;
@@ -23,6 +24,11 @@ const MIB: u64 = 1 << 20;
 const PAGE: u64 = 4096;
 const PIECE: u64 = 64 << 10;
 const LONG: Duration = Duration::from_secs(60);
+
+/// Returns `options` of a store that waits for an answer no longer than `answer_max`.
+fn answered_within(options: DiskOptions, answer_max: Duration) -> DiskOptions {
+    with_times(options, TestTimes { answer_max: Some(answer_max), ..TestTimes::default() })
+}
 
 #[derive(Clone, Debug)]
 struct SlowDisk(Arc<SlowDiskState>);
@@ -41,7 +47,8 @@ impl SlowDisk {
         let (holds, reads_held, fails) = (Default::default(), Default::default(), AtomicBool::new(false));
         let state = SlowDiskState { bytes, holds, reads_held, fails };
         // A disk that is held is slow here, and does not hang.
-        (Self(Arc::new(state)), DiskOptions::new("", mib * MIB).buffer_bytes(3 << 20).answer_max(LONG))
+        let options = DiskOptions::new("", mib * MIB).buffer_bytes(3 << 20);
+        (Self(Arc::new(state)), answered_within(options, LONG))
     }
     fn hold(&self, holds: bool) {
         *self.0.holds.0.lock().unwrap() = holds;
@@ -407,7 +414,7 @@ fn pages_on_a_disk_that_does_not_answer_are_read_from_the_backend_and_the_cache_
     });
     assert!(is_copied);
     // It is waited for briefly only from here on: a disk that is well may take longer on a busy machine.
-    let mut node = Node::new(64, &disk, &options.answer_max(Duration::from_millis(100)));
+    let mut node = Node::new(64, &disk, &answered_within(options, Duration::from_millis(100)));
     disk.hold_reads(true);
     disk.hold(true);
     let file = node.open(1, 16 * MIB);

@@ -15,7 +15,8 @@ use std::sync::Arc;
 
 use quinion::File;
 use quinion::backend::{BlockingSource, ThreadPool, WaitQueue};
-use quinion::error::{Error, Result};
+use quinion::error::Result;
+use quinion::internals::hooks::{cannot_open, invalid_input};
 
 use super::super::{is_packed, open_if};
 use super::output::folder_of;
@@ -57,7 +58,7 @@ pub(in super::super) fn open_file(file: &File, packs: &[File]) -> Result<PackInC
         }
         Err(missing)
     });
-    let pack = opened.map_err(|why| Error::invalid_input(format!("{}: {why}", sources[0].name())))?;
+    let pack = opened.map_err(|why| invalid_input(format!("{}: {why}", sources[0].name())))?;
     Ok(PackInCache { backend: backend(pack, CACHED_THREADS_MAX), files })
 }
 
@@ -74,12 +75,12 @@ pub(super) fn open_local(path: &Path) -> Result<Pack> {
         let there = there.map_err(|error| format!("{error}; put that pack into the folder of this one"))?;
         Ok(Arc::new(there))
     });
-    opened.map_err(|why| Error::invalid_input(format!("{}: {why}", path.display())))
+    opened.map_err(|why| invalid_input(format!("{}: {why}", path.display())))
 }
 
 /// Whether the file at `path` is a pack, or is meant to be one.
 pub(super) fn is_pack_at(path: &Path) -> Result<bool> {
-    let wrong = |source| Error::cannot_open(path, source);
+    let wrong = |source| cannot_open(path, source);
     match open_if(path, |kind| kind.is_file()).map_err(wrong)? {
         Some(file) => is_packed(&file).map_err(wrong),
         None => Ok(false),

@@ -29,7 +29,7 @@ use super::format::{
     front, is_file_name, seal,
 };
 use super::open::open_local;
-use super::reader::Pack;
+use super::reader::{Pack, read_made_up};
 use super::source::{CachedPack, PackSource, uncached_handle};
 use super::*;
 use crate::snapshot::recognition::END_MAGIC;

@@ -30,7 +30,7 @@ pub enum DiskError {
         "cannot use the disk tier in {folder}: it is in use by another process; end that one, or name another folder"
     )]
     InUse {
-        /// Where.
+        /// The folder of the disk tier.
         folder: PathBuf,
     },
     /// The file has bytes that this crate did not write.

@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use crate::device::{AlignedBuffer, Device};
 
-/// More readers than this wait for one another.
+/// The most reading threads of a store; further reads wait for one of them.
 const THREADS_MAX: usize = 16;
 /// A time without an answer counts in so many pieces. A process that was stopped meanwhile has missed one of them.
 pub const PIECES: u32 = 10;

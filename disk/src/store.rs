@@ -85,7 +85,7 @@ struct Refusals {
 struct Orders {
     /// A segment was sealed, or the open one has pages that are not on the disk.
     wake: bool,
-    /// Asked for, and done.
+    /// Flushes that were asked for so far, and, in `flushed`, those that are done.
     flushes: u64,
     flushed: u64,
     stop: bool,

@@ -60,7 +60,7 @@ pub struct ObjectCache {
 struct Shared {
     cache: Cache,
     fetcher: Arc<FetcherSlot>,
-    /// Part of identities.
+    /// Name of the store: a part of the identity of each object.
     store_name: Vec<u8>,
     backends: Mutex<Registry>,
     opened: Condvar,
@@ -264,7 +264,7 @@ impl ObjectCache {
         self.open_asked(path, self.fetcher().deadline())
     }
 
-    /// By a HEAD.
+    /// Opens the version that the store's answer to a HEAD names.
     fn open_asked(&self, path: &Path, deadline: Instant) -> Result<(ObjectFile, Attributes)> {
         let (by, wanted, question) = (self.fetcher(), path.clone(), self.shared.known.question());
         let fetcher = Arc::clone(&by);
@@ -325,7 +325,7 @@ impl ObjectCache {
         self.open_known(result.meta)
     }
 
-    /// Under the conditions of `options`.
+    /// Asks the store by a HEAD with the conditions of `options`.
     pub(crate) async fn head(
         &self,
         path: &Path,

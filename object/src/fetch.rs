@@ -74,7 +74,7 @@ pub(crate) struct Fetcher {
     begun: Instant,
     /// When a byte came last, in microseconds since `begun`.
     last_byte: AtomicU64,
-    /// Taken only when it is dropped.
+    /// `None` only while the fetcher is being dropped.
     runtime: Option<Runtime>,
     process: u32,
 }

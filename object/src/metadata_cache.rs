@@ -264,7 +264,7 @@ pub fn noting_deletions<S: NoteWrites>(
 
 /// An upload whose end is a write.
 pub struct Upload<S: NoteWrites> {
-    /// The bare store's.
+    /// The upload that the bare store has begun.
     pub upload: Box<dyn MultipartUpload>,
     /// The object.
     pub path: Path,

@@ -37,7 +37,7 @@ fn version_id(meta: &ObjectMeta) -> Option<&str> {
     meta.version.as_deref().filter(|version| !version.is_empty() && *version != "null")
 }
 
-/// Without the quotes that not every answer has.
+/// Whether the ETag is weak, and its text without the quotes, which not every answer has.
 fn compared_tag(meta: &ObjectMeta) -> Option<(bool, &str)> {
     let tag = meta.e_tag.as_deref().filter(|tag| !tag.is_empty())?;
     let (is_weak, tag) = tag.strip_prefix("W/").map_or((false, tag), |tag| (true, tag));

@@ -26,7 +26,7 @@ const PAGES: usize = 96;
 /// A cache, a viewer of it, and a file that both have open.
 struct Fixture {
     viewer: Viewer,
-    /// The owner's.
+    /// The file as the owner has it open.
     owners: quinion::File,
     handle: u64,
     place: u64,

@@ -72,7 +72,7 @@ const PIECE: u64 = EXTENT_PAGES as u64;
 const AHEAD: u64 = 3 * PIECE;
 /// How long a snapshot that was just written may take until a later change is sure to show.
 const SETTLE_MAX: Duration = Duration::from_secs(5);
-/// Between two looks whether it has.
+/// Time between two checks whether that is so.
 const SETTLE_LOOK: Duration = Duration::from_millis(5);
 const WORD: u64 = u64::BITS as u64;
 
@@ -105,7 +105,7 @@ pub type PageObserver<'t> = &'t mut dyn FnMut(Range<PageIndex>, Result<(), Error
 /// The source of an image.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
-    /// Reads it.
+    /// The backend that reads the image.
     pub backend: Arc<dyn Backend>,
     /// Name of the snapshot in errors.
     pub name: Arc<str>,

@@ -803,9 +803,9 @@ impl Reclaim {
 /// A stream in a mapping, and the pages of it that its reader has passed.
 #[derive(Clone, Copy, Debug)]
 pub struct PassedStream<'m> {
-    /// The reader's.
+    /// The pool of the reader.
     pub pool: PoolNumber,
-    /// Where it runs.
+    /// The mapping of the file that is read.
     pub mapping: &'m Mapping,
     /// How far its reader is.
     pub passed: StreamProgress,

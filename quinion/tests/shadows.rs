@@ -415,8 +415,8 @@ impl Scan {
         read(&self.file, &self.device, self.next, pages);
         self.next += pages;
     }
-    /// Reads so much three times that the ring of what has proved itself is full, and has come round: from then on what
-    /// was away for long is as good as new.
+    /// Reads pages three times each, until the ring Main is full of them and has gone round once: from then on a page
+    /// that comes back after a long time counts as a new one.
     fn fill_main(&mut self) {
         for _ in 0..4 * Cache::MEMORY_MIN / PAGE / 16 {
             (0..3).for_each(|_| read(&self.file, &self.device, self.next, 16));
@@ -427,8 +427,8 @@ impl Scan {
     fn until_evicted(&mut self, file: &File) {
         self.until_evicted_reading(file, 1);
     }
-    /// As `until_evicted`, for a file that has proved itself and is kept for it: pages that are read once do not drive
-    /// it out, pages that are read three times do.
+    /// As `until_evicted`, for a file whose pages are in the ring Main, since they were read again: pages that are read
+    /// once do not evict them, pages that are read three times do.
     fn until_driven_out(&mut self, file: &File) {
         self.until_evicted_reading(file, 3);
     }
@@ -462,7 +462,7 @@ fn w04_a_hot_set_that_refaults_outlives_new_pages_beside_it() {
     cache.check().unwrap();
 }
 
-/// How far away that may be is the policy's, whose tests say when it is as good as new.
+/// The policy's tests say after which distance a page that comes back counts as a new one.
 #[test]
 fn a_page_that_comes_back_late_is_kept_where_nothing_has_proved_itself() {
     let cache = cache();

@@ -31,7 +31,7 @@ struct Fixture {
     arena: Arc<Arena>,
 }
 
-/// For a grab of what is there.
+/// A source of no frames, for grabs of folios that are cached.
 struct NoFrames;
 
 impl FrameSource for NoFrames {

@@ -123,7 +123,7 @@ impl ProcessAuditor {
         let maps = read_maps(process)?;
         let mut worst = SyscallAudit::Clean;
         let mut c_library = Vec::new();
-        // Memory without a file in the object's place is its own: variables, and functions' moved beginnings.
+        // Memory without a file inside the interposer is its own: variables, and moved beginnings of functions.
         let mut ours = 0..0;
         for line in maps.lines() {
             let part = Part::of(line)?;
@@ -186,7 +186,7 @@ impl ProcessAuditor {
     }
 
     fn keep(&self, identity: Identity, object: Object) -> Option<()> {
-        /// More than the programs of a machine load, unless they make objects without end; then the store begins anew.
+        /// Verdicts kept at most: more than the programs of a machine load. At that number all of them are dropped.
         const KNOWN_MAX: usize = 16 << 10;
         let mut known = self.known().lock().ok()?;
         if known.len() >= KNOWN_MAX {
@@ -237,8 +237,8 @@ fn open_object(process: u32, path: &str) -> Option<File> {
     mounts::do_all_answer(process, path).ok().filter(|&all| all)?;
     let root = open(format!("/proc/{process}/root"), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let flags = OFlags::PATH | OFlags::CLOEXEC;
-    // There are no links in what the kernel says of a mapping; and what is mapped is known to the kernel by its name,
-    // so no file system is asked for it on the way.
+    // The path that the kernel tells of a mapping has no symbolic links, and its directory entries stay in the kernel's
+    // cache while it is mapped: so the look-up asks no file system.
     let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::CACHED;
     let found = openat2(root, path, flags, Mode::empty(), how).ok()?;
     mounts::of_own(found.as_fd(), process).ok().filter(Mount::answers)?;

@@ -546,7 +546,7 @@ impl Session {
         self.place().point_to(command, None);
     }
 
-    /// The memory.
+    /// Numbers of the cache's memory.
     pub fn stats(&self) -> ArenaStats {
         self.owner.arena().stats()
     }

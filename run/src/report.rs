@@ -42,9 +42,9 @@ pub enum Value {
     },
     /// A measured number, of which four digits are printed; unknown if it is not finite.
     Real(f64),
-    /// Whether it is so.
+    /// Yes or no.
     Truth(bool),
-    /// Words.
+    /// A text.
     Text(String),
     /// Several of the same.
     List(Vec<Value>),

@@ -143,7 +143,7 @@ struct LeftFile {
     file: FileMode,
     /// 0 if that is not known.
     bytes: u64,
-    /// With so many others.
+    /// Number of other files that were left for the same reason.
     others: usize,
 }
 

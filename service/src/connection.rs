@@ -53,7 +53,7 @@ const GIVE_BACK_MAX: Duration = Duration::from_secs(1);
 pub(crate) const CONNECT_MAX: Duration = Duration::from_secs(20);
 /// How long handles that were given up are waited for: workers of the server take them back, beside those that open.
 const FREED_MAX: Duration = Duration::from_millis(STILL_MILLIS_MAX as u64);
-/// As long, and files that stores keep are not given up once more.
+/// The least time between two calls that have stores give up files that they keep open.
 const FREED_EVERY: Duration = Duration::from_secs(1);
 /// How long a successor is given to answer a reader that does not wait for one.
 const SEEK_MAX: Duration = Duration::from_millis(200);
@@ -362,13 +362,15 @@ impl Connection {
             NamedAnswer::Refused(Ok((error, text))) if error as i32 == TOTALS.0 => ServerTotals::of(&text)
                 .ok_or_else(|| {
                     Error::new(ErrorKind::Other, format!("cannot read {shown}: it answered {text:?}"))
+                        .with_hint("use the same version of Quinion for both")
                 }),
             NamedAnswer::Refused(reply) => {
                 Err(refused(shown, reply).with_hint("use the same version of Quinion for both"))
             }
             NamedAnswer::Opened([handle, _], _) => {
                 self.give_back(Operation::Detach, [handle, 0, 0]);
-                Err(Error::new(ErrorKind::Other, format!("cannot read {shown}: it has opened something")))
+                let text = format!("cannot read {shown}: it has opened something");
+                Err(Error::new(ErrorKind::Other, text).with_hint("use the same version of Quinion for both"))
             }
         }
     }
@@ -546,7 +548,9 @@ fn hint_for(error: &std::io::Error) -> &'static str {
             "it serves processes of its own user, groups, capabilities, user namespace and PID namespace alone: run \
              both in the same (docs/containers.md)"
         }
-        None if error.kind() == std::io::ErrorKind::TimedOut => "the server is stopped, or too busy",
+        None if error.kind() == std::io::ErrorKind::TimedOut => {
+            "the server is stopped, or too busy: let it go on, or try again later"
+        }
         // A socket that is not there is an error of the kernel, with a number.
         None if error.kind() == std::io::ErrorKind::NotFound => {
             "mount /proc for this process, and connect again"
@@ -557,12 +561,12 @@ fn hint_for(error: &std::io::Error) -> &'static str {
 
 /// The request of [`Connection::open_named`].
 pub(crate) struct NamedOpen<'o> {
-    /// In errors.
+    /// The name of the object or revision as errors show it.
     pub(crate) shown: &'o str,
     pub(crate) name: &'o [u8],
     /// A descriptor of the file whose revision is opened.
     pub(crate) descriptor: Option<BorrowedFd<'o>>,
-    /// How long it takes at most.
+    /// The time limit of the open.
     pub(crate) time: Duration,
 }
 

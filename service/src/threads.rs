@@ -31,14 +31,14 @@ use tokio::sync::oneshot;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// More tasks wait for each other.
+/// The most threads; further tasks wait for a free one.
 const THREADS_MAX: usize = 64;
 /// A thread without a task ends after that.
 const IDLE_MAX: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 pub(crate) struct Threads {
-    /// Taken only when it is dropped.
+    /// `None` only while the threads are being dropped.
     runtime: Option<Runtime>,
     queue: Arc<TaskQueue>,
     /// Tasks that have not ended.

@@ -37,7 +37,7 @@ pub struct ServerTotals {
     pub asked: u64,
     /// HEADs that were sent to the stores that the server has now; so are the two numbers below.
     pub heads: u64,
-    /// GETs.
+    /// GETs that were sent to these stores.
     pub gets: u64,
     /// Bytes that they have sent.
     pub fetched_bytes: u64,

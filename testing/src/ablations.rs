@@ -47,7 +47,7 @@ pub struct OneByOne {
 }
 
 impl OneByOne {
-    /// For windows.
+    /// Hooks that insert the folios of windows one by one.
     pub const WINDOWS: Option<&'static dyn IndexHooks> =
         Some(&Self { inserted_for: InsertPurpose::Read, lookups: Lookups::SideBySide });
     /// For grabs, whose lookups stay the library's.

@@ -340,7 +340,7 @@ pub trait Process {
     fn hold_signals(&self) -> Self::SignalsHeld;
     /// The kernel's offset of the descriptor, if it has one.
     fn offset(&self) -> Option<u64>;
-    /// Sets it.
+    /// Sets the kernel's offset of the descriptor.
     fn set_offset(&self, offset: u64);
     /// Lets the awaited thread run; `turn` counts the waits before. It must sleep at some turns.
     fn wait(&self, turn: u32);

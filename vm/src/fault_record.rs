@@ -520,7 +520,7 @@ const DIGEST_FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
 pub struct Fingerprint(u64);
 
 impl Fingerprint {
-    /// An empty record.
+    /// The hash of no bytes.
     pub fn new() -> Self {
         Self(FNV_BASIS)
     }

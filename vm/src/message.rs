@@ -39,7 +39,7 @@ pub const VERSION: u64 = 1;
 pub struct VmmRegion {
     /// The region's first address in the VMM.
     pub base_host_virt_addr: u64,
-    /// Bytes.
+    /// The region's size in bytes.
     pub size: u64,
     /// Where it begins in the snapshot, in bytes.
     pub offset: u64,

@@ -53,14 +53,14 @@ pub enum PageNeed {
     Supply(ImagePart),
     /// Zeros.
     Zeros {
-        /// Where.
+        /// The first address in the VM.
         address: u64,
         /// How many bytes.
         bytes: u64,
     },
     /// Zeros for one page, if nothing is there; else a waiting thread may continue.
     Look {
-        /// Where.
+        /// The first address in the VM.
         address: u64,
         /// How many bytes.
         bytes: u64,
@@ -95,9 +95,9 @@ pub struct TooManyPieces;
 /// Why a move cannot be followed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MoveError {
-    /// Into more pieces.
+    /// The move cuts the memory into too many pieces.
     TooManyPieces(TooManyPieces),
-    /// By a distance that is no multiple of the unit: the memory has smaller pages than the VM has said.
+    /// The distance is no multiple of the unit: the memory has smaller pages than the VM has said.
     BetweenPages,
 }
 

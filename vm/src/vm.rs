@@ -214,7 +214,7 @@ enum SupplyReason {
 /// A page that a thread waits for.
 #[derive(Clone, Copy, Debug)]
 struct FaultedPage {
-    /// The space.
+    /// Index of the space among the VM's.
     at: usize,
     /// The page's address.
     page: u64,
@@ -225,7 +225,7 @@ struct FaultedPage {
 /// A part of the image that is to be supplied.
 #[derive(Clone, Copy, Debug)]
 struct SupplyRequest {
-    /// The space.
+    /// Index of the space among the VM's.
     at: usize,
     part: ImagePart,
     /// The address of the page that a thread waits for, or [`NO_PAGE`].

@@ -123,7 +123,7 @@ pub fn cases(settings: &Settings, options: &db_bench::Options) -> Vec<Case> {
 #[derive(Clone, Copy, Debug)]
 struct Readers {
     name: &'static str,
-    /// As many as the databases' shape says if it is `None`.
+    /// Number of reader threads; `None`: the number that the databases' shape says.
     threads: Option<u32>,
 }
 

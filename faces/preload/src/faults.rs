@@ -164,12 +164,12 @@ fn entry_for(handler: usize, flags: u32) -> Option<usize> {
 
 // ---- when a signal comes ---------------------------------------------------------------------------------
 
-/// Where to go on; 0: back to where the signal came.
+/// The address to continue at; 0: where the signal interrupted the thread.
 extern "C" fn decide(signal: c_int, info: *const c_void, context: *mut u8, at: usize) -> usize {
-    /// Where the kernel's structures have the code, and the address of the next instruction.
+    /// Byte offsets of `si_code` in `siginfo_t`, and of the saved instruction pointer in `ucontext_t`.
     const CODE_AT: usize = 8;
     const NEXT_AT: usize = 168;
-    /// Where they have the address that was not there.
+    /// Byte offset of `si_addr`, the address that faulted, in `siginfo_t`.
     const ADDRESS_AT: usize = 16;
     const SEGV_MAPERR: i32 = 1;
     /// Memory that failed before it was accessed.

@@ -41,10 +41,10 @@ struct Name(UnsafeCell<[u8; NAME_MAX + 1]>);
 unsafe impl Sync for Name {}
 /// The object's name and a zero.
 static NAME: Name = Name(UnsafeCell::new([0; NAME_MAX + 1]));
-/// 0 if it is not known.
+/// Bytes of the object's name where it stands in the environment; 0 if it is not known.
 static LENGTH: AtomicUsize = AtomicUsize::new(0);
 
-/// Where it stands in the program's environment.
+/// Address of the object's name in the program's environment.
 static PLACE: AtomicUsize = AtomicUsize::new(0);
 
 /// The user by whose rights this process could load it.

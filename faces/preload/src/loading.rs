@@ -110,7 +110,7 @@ loads! {
     dlmopen;
 }
 
-/// Where `dlopen` returns to by way of its caller's `ret`.
+/// Runs when `dlopen` returns, by way of a `ret` in its caller's code; returns to the caller.
 #[unsafe(naked)]
 unsafe extern "C" fn after_loading() {
     naked_asm!("push rax", "call {end}", "pop rax", "ret", end = sym end_loading)

@@ -60,7 +60,7 @@ unsafe impl Sync for Slots {}
 static SLOTS: Slots = Slots(UnsafeCell::new([[0; SLOT_BYTES]; ENTRIES_MAX]));
 const _: () = assert!(size_of::<Slots>().is_multiple_of(PAGE));
 
-/// A [`Patching`].
+/// The outcome of patching, as the number of a [`Patching`].
 static OUTCOME: AtomicUsize = AtomicUsize::new(Patching::NoPlan as usize);
 
 /// Whether the C library's own calls reach the wrappers.

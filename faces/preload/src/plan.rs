@@ -40,7 +40,7 @@ pub struct Header {
     pub build_id_len: u32,
     /// The library this plan is for, and no other.
     pub build_id: [u8; BUILD_ID_MAX],
-    /// Zeros.
+    /// Padding, all zeros.
     pub rest: [u32; 4],
 }
 
@@ -52,13 +52,13 @@ pub struct Fix {
     pub at: u8,
     /// Where their instruction ends, among the moved bytes.
     pub end: u8,
-    /// Zeros.
+    /// Padding, all zeros.
     pub rest: u16,
     /// The target address, relative to where the library is loaded.
     pub target: u32,
 }
 
-/// One function.
+/// The patch of one function.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Entry {
@@ -74,7 +74,7 @@ pub struct Entry {
     pub fixes_len: u8,
     /// 1 if without this function nothing may be patched at all.
     pub is_essential: u8,
-    /// Zeros.
+    /// Padding, all zeros.
     pub rest: [u8; 15],
     /// The bytes the function begins with.
     pub original: [u8; ORIGINAL_MAX],

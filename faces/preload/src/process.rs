@@ -68,7 +68,7 @@ use crate::kernel::{self, SignalsHeld};
 use crate::viewer_memory::{self, ViewerMappings};
 use crate::{deferred_handles, fork_counts, marked_files, table};
 
-/// In the page: a forked child. In its constant, before there is a page: not attached.
+/// Not attached, in the constant `OFF` before there is a page; in the page: a forked child.
 pub const INERT: u32 = 0;
 
 pub const SERVING: u32 = 1;

@@ -27,7 +27,7 @@ use crate::{descriptors, kernel, process};
 pub enum Start {
     /// Where the descriptor stands, which must be the private offset.
     Offset,
-    /// Where the call says.
+    /// At the position that the call passes, as `pread` does.
     Position,
 }
 

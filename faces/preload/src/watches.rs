@@ -75,7 +75,7 @@ pub fn accesses_are_watched() {
     }
 }
 
-/// In place of a file.
+/// Argument of [`is_watched`] that stands for all files.
 const ALL_FILES: FileId = FileId { device: 0, inode: 0 };
 
 /// Has the owner close a file, or all, and open it no more; done when this returns. If it is late the process is served

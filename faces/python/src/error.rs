@@ -58,6 +58,10 @@ impl Failure {
     pub(crate) fn of_kernel(text: &str, error: &io::Error) -> Self {
         Failure::Os(number_of(error).unwrap_or(EIO), format!("{text}: {error}"))
     }
+    pub(crate) fn no_thread(error: &io::Error) -> Self {
+        let text = format!("cannot start a thread that waits: {error}; allow this process some threads more");
+        Failure::Os(number_of(error).unwrap_or(EIO), text)
+    }
     /// Adds the name that was opened, as Python's own errors of opens have it.
     pub(crate) fn of_open(self, target: &Target) -> Self {
         match self {

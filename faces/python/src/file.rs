@@ -339,7 +339,7 @@ impl RawFile {
         Ok(py.detach(|| self.source.prefetch(offset..offset.saturating_add(length)))?)
     }
 
-    /// The bytes, if they are there; else an answer of that number comes.
+    /// The bytes, if they are there; else `None`, and the waiter gets an answer with the number in `asked`.
     fn start_read<'py>(
         &self,
         py: Python<'py>,
@@ -363,7 +363,7 @@ impl RawFile {
         Ok(is_hit.then_some(bytes))
     }
 
-    /// As `start_read`.
+    /// As `start_read`, for several ranges.
     fn start_ranges<'py>(
         &self,
         py: Python<'py>,
@@ -386,7 +386,7 @@ impl RawFile {
         Ok(None)
     }
 
-    /// As `start_read`.
+    /// As `start_read`, for a pin of a range.
     fn start_pin(
         &self,
         py: Python<'_>,

@@ -196,7 +196,7 @@ pub(crate) struct ServedFile {
 }
 
 impl ServedFile {
-    /// On a thread that may wait for the disk.
+    /// Wraps `file` and asks for its identity, on a thread that may wait for the disk.
     pub(crate) fn new(file: ClientFile) -> Self {
         Self { identity: file.identity(), file }
     }

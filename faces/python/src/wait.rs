@@ -76,7 +76,7 @@ pub(crate) fn interruptible<T: Send + 'static>(
         let _ = sender.send(work()); // the main thread may have been interrupted
     };
     let spawned = std::thread::Builder::new().name("quinion-wait".into()).spawn(answering);
-    spawned.map_err(|error| Failure::of_kernel("cannot start a thread that waits", &error))?;
+    spawned.map_err(|error| Failure::no_thread(&error))?;
     loop {
         let answer;
         (answer, receiver) = py.detach(move || (receiver.recv_timeout(SIGNALS_EVERY), receiver));

@@ -170,7 +170,7 @@ impl RawWaiter {
             Err(error) => {
                 state.queue.pop_back();
                 state.flags.remove(&number);
-                return Err(Failure::of_kernel("cannot start a thread that waits", &error).into());
+                return Err(Failure::no_thread(&error).into());
             }
         }
         Ok(())

@@ -30,7 +30,7 @@ const LINE_BYTES_MAX: usize = 256;
 const GATHERED_MAX: usize = 64 << 10;
 const LIMITS: Limits = Limits { piece: 1 << 20, signed: 16 << 20 };
 
-/// Bytes of a chunk.
+/// The most bytes of a chunk, without a signature and with one.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     /// The most of one that s3s sees without a signature.

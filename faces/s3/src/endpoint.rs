@@ -99,7 +99,7 @@ pub enum Writes {
     Refused,
 }
 
-/// Cheap to clone.
+/// An endpoint that speaks S3's protocol; clones share one state.
 #[derive(Clone, Debug)]
 pub struct Endpoint(Arc<Shared>);
 

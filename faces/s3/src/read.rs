@@ -35,7 +35,7 @@ pub struct ObjectRead<'r> {
 }
 
 pub enum Refusal {
-    /// An answer of S3's.
+    /// An error that the client gets, as S3 would send it.
     Answer(S3Error),
     /// The endpoint has no credentials for the store: the message is for the log.
     Unauthenticated(StoreError),

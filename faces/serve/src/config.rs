@@ -62,7 +62,7 @@ pub struct Config {
     pub pin_percent: Option<PinPercent>,
     /// The disk tier.
     pub disk: Option<Disk>,
-    /// Where monitors are answered.
+    /// Address at which the server answers HTTP requests of monitors.
     pub metrics: Option<SocketAddr>,
     /// The stores' prices of GETs and bytes.
     pub price: Option<Price>,
@@ -143,7 +143,7 @@ pub struct RestoreConfig {
     pub on_failure: Option<OnFailure>,
     /// VMs at a time.
     pub vms_max: Option<usize>,
-    /// Threads that answer.
+    /// Number of threads that answer page faults.
     pub workers: Option<usize>,
     /// How long a fault may wait for a store whose GETs fail.
     pub deadline: Option<Deadline>,

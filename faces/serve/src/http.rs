@@ -47,7 +47,10 @@ impl Monitor {
     /// The address is another program's, or not this machine's.
     pub async fn at(address: SocketAddr) -> Result<Self, String> {
         let listener = TcpListener::bind(address).await;
-        listener.map(Self).map_err(|error| format!("cannot listen at {address} for monitors: {error}"))
+        listener.map(Self).map_err(|error| {
+            let remedy = "name an address of this machine whose port is free";
+            format!("cannot listen at {address} for monitors: {error}; {remedy}")
+        })
     }
 
     /// Where it listens: the port is the system's choice if 0 was asked for.

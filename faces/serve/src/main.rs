@@ -56,7 +56,7 @@ use restores::{Restores, Starter, Starting};
 
 /// The deadline for the end of a replaced server, and then for that of its disk tier.
 const REPLACE_MAX: Duration = Duration::from_secs(60);
-/// How long a disk is waited for that is to have a file.
+/// How long to wait for a disk on which the making of a file is tried.
 const FOLDER_MAX: Duration = Duration::from_secs(10);
 /// A store that is gone fails each read; the log has one line of them in this time.
 const FAILURES_EVERY: Duration = Duration::from_secs(2);
@@ -193,9 +193,10 @@ impl Populating {
             log.event("populated", &[("bytes", &grown.to_string())]);
         };
         let thread = std::thread::Builder::new().name("populate".into()).spawn(populate);
-        let thread =
-            Some(thread.map_err(|error| format!("cannot start a thread to populate memory: {error}"))?);
-        Ok(Self { is_over, thread })
+        let thread = thread.map_err(|error| {
+            format!("cannot start a thread to populate memory: {error}; allow this process one thread more")
+        })?;
+        Ok(Self { is_over, thread: Some(thread) })
     }
 }
 
@@ -419,7 +420,7 @@ fn try_out(config: &Config) -> Result<(), String> {
     drop(cache);
     match config.metrics.map(std::net::TcpListener::bind) {
         Some(Err(error)) if error.kind() != std::io::ErrorKind::AddrInUse => {
-            Err(format!("cannot listen for monitors: {error}"))
+            Err(format!("cannot listen for monitors: {error}; name an address of this machine for `metrics`"))
         }
         _ => Ok(()),
     }

@@ -91,7 +91,7 @@ enum Answer {
     Node,
     /// There was a stamp, and no cache, or no room in it.
     NoRoom,
-    /// With these read locks of the wal-index.
+    /// There was no stamp; with the read locks of the wal-index that are held.
     NoStamp(u8),
 }
 

@@ -113,7 +113,7 @@ pub struct NodeDatabase {
 struct NodeState {
     /// `None`: there was no such server yet.
     client: Option<Client>,
-    /// With its name.
+    /// The pages of the last revision, with the revision's name.
     pages: Option<(Vec<u8>, Arc<NodePages>)>,
     /// A thread asks for a revision. The others do not wait for it.
     is_asking: bool,

@@ -83,7 +83,7 @@ const RELEASE_MAX: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum CopyState {
-    /// With how often the owner has answered so.
+    /// The kernel serves the file; the owner has answered so this many times.
     ServedByKernel(u32),
     /// The file waits to be copied, or is being copied.
     Requested,
@@ -158,7 +158,7 @@ pub(super) struct CopyBudget {
 /// A viewer wants a file attached.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AttachAttempt<'d> {
-    /// The viewer's.
+    /// The viewer's descriptor of the file.
     pub(super) descriptor: BorrowedFd<'d>,
     pub(super) id: FileId,
     pub(super) reason: AttachReason,

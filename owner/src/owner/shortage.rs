@@ -20,7 +20,7 @@ const IDLE_WINDOWS_MAX: u32 = 600;
 /// Files left to the kernel because memory is too small; all 0 if there were none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Shortage {
-    /// Files.
+    /// Number of files that were left to the kernel.
     pub files: u64,
     /// Bytes of these.
     pub bytes: u64,

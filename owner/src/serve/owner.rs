@@ -106,9 +106,9 @@ pub struct RevisionRequest<'r> {
 /// Why nothing is opened by a name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NameRefusal {
-    /// For the program.
+    /// The error number that the program gets.
     pub error: Errno,
-    /// For people.
+    /// The reason, as a text for people.
     pub text: String,
 }
 

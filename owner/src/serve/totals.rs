@@ -12,15 +12,15 @@ use quinion::internals::arena::control::{Counter, Patching, Reason, ViewerPage};
 pub struct ViewerTotals {
     /// Processes that attached.
     pub viewers: u64,
-    /// Read calls served, wholly from the cache's side.
+    /// Read calls served from the cache, wholly or in part.
     pub reads: u64,
-    /// Bytes of these.
+    /// Bytes that these calls got from the cache.
     pub bytes: u64,
-    /// Reads that had to ask.
+    /// Read calls that had to ask the owner.
     pub asked: u64,
-    /// Requests for bytes.
+    /// Requests to the owner for bytes; one read call may make several.
     pub misses: u64,
-    /// Files attached.
+    /// Times that a viewer attached a file.
     pub files: u64,
     /// Read calls on regular files that were left to the kernel.
     pub kernel_reads: u64,

@@ -22,7 +22,7 @@ use quinion::internals::arena::control::GROUP_VIEWERS;
 use quinion::internals::arena::doorbells::{Doorbells, WatchedViewers};
 
 const WORKER_SLEEP_MILLIS: u32 = 1000;
-/// Where it cannot sleep on all futexes at once.
+/// A worker's sleep where the kernel cannot wait for several futexes at once.
 const WORKER_POLL_MILLIS: u32 = 2;
 
 /// Where threads are woken that wait for viewers.

@@ -57,7 +57,7 @@ pub(super) struct GrowRequest {
 pub struct AllocRequest<'g> {
     /// The pages, in order.
     pub gaps: &'g [Gap],
-    /// Which runs serve.
+    /// The lengths and the alignment of the runs of frames that may be taken.
     pub fit: FrameAlignment,
     /// Whether fewer frames than pages are of use.
     pub amount: AllocAmount,

@@ -151,7 +151,7 @@ impl DiskTier {
         self.store.trouble().map(|trouble| trouble.to_string())
     }
 
-    /// For the sink of the run's fill, before it is ended.
+    /// Puts pages of a run on the disk: to be called by the sink of its fill, before the fill is ended.
     fn keep(&self, key: &Arc<ContentKey>, run: FillRun, bytes: &[u8]) {
         let (first, pages) = (run.index.0, (bytes.len() / PAGE_SIZE) as u64);
         let is_known = {

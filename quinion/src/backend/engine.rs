@@ -27,7 +27,7 @@ use super::{Fill, Flush, ReapMode, ReapOutcome, WaitQueue};
 use crate::sys::ring::RingRefused;
 use crate::units::PAGE_SIZE;
 
-/// One device that hangs leaves a place to others.
+/// The least queue depth: a device that hangs leaves a place to others.
 const QUEUE_DEPTH_MIN: usize = 2;
 
 /// How files are read.

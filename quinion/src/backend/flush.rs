@@ -55,7 +55,7 @@ impl FlushRun {
 pub struct FlushError {
     /// Number of bytes written, from the start of the run.
     pub written: usize,
-    /// Why not more.
+    /// The error that ended the flush.
     #[source]
     pub error: io::Error,
 }

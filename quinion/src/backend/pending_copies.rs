@@ -50,7 +50,7 @@ pub(super) struct PendingCopy {
     key: Arc<ContentKey>,
     first: PageIndex,
     mapping: MappingId,
-    /// Which the folio's first frame is.
+    /// The first frame of the folio.
     frame: Frame,
     sequence: u32,
     pages: u16,
@@ -71,7 +71,7 @@ pub(super) struct Arrival<'k> {
 }
 
 impl PendingCopy {
-    /// For the sink of the run's fill, before it is ended.
+    /// Copies of an arrived run's folios: to be made by the sink of its fill, before the fill is ended.
     pub(super) fn of_arrival(view: &View, arrival: Arrival<'_>) -> impl Iterator<Item = Self> {
         let Arrival { key, run, wanted, is_known } = arrival;
         let mut at = 0;

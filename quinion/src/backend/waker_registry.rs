@@ -70,7 +70,7 @@ enum Poller {
 /// A page that is waited for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct PageKey {
-    /// Which file's.
+    /// The mapping of the page's file.
     pub mapping: MappingId,
     /// Which page.
     pub page: PageIndex,

@@ -29,9 +29,9 @@ use crate::arena::Arena;
 use crate::backend::{Backend, CopyOutcome, DiskTier, TierParts, WaitQueue};
 use crate::background::{BackgroundTask, BackgroundThread};
 
-/// A fast disk has written some MiB by then, less than it buffers.
+/// The shortest pause: a fast disk writes some MiB in it, less than it buffers.
 const PAUSE_MIN: Duration = Duration::from_millis(2);
-/// For a disk that takes nothing, as one that hangs.
+/// The longest pause: for a disk that takes nothing, such as one that hangs.
 const PAUSE_MAX: Duration = Duration::from_millis(100);
 /// A unit test's copies all, however busy the machine is.
 pub(super) const END_MAX: Duration = Duration::from_millis(if cfg!(test) { 60_000 } else { 500 });

@@ -119,11 +119,11 @@ pub struct File {
     pub(super) position: AtomicU64,
 }
 
-/// Where a hit looks: the cache follows reads.
+/// In place of a cell: each read takes the cold way, since the cache samples reads.
 const FOLLOWED: CellNumber = CellNumber::nowhere(0);
-/// Where a hit looks: the handle's reads are uncached ones.
+/// In place of a cell: the handle's reads are uncached ones.
 const UNCACHED: CellNumber = CellNumber::nowhere(1);
-/// Where a hit looks: the handle asks before each read whether others have changed the file.
+/// In place of a cell: the handle asks before each read whether other processes have changed the file.
 const WATCHED: CellNumber = CellNumber::nowhere(2);
 
 #[derive(Debug, Default)]

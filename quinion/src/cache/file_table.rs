@@ -67,7 +67,7 @@ pub(super) struct FileTable {
     looked_from: u64,
     last_id: u32,
     pub(super) first_opens: FirstOpens,
-    /// The last of a forgotten file that no handle was told of.
+    /// The last error of writing to a forgotten file that no handle was told of.
     untold_error: Option<i32>,
     /// Parked backends whose descriptors were released, and may be open still for requests in flight.
     closing: Vec<ParkedBackend>,
@@ -451,7 +451,7 @@ impl FileTable {
             .then_some(identity)
     }
 
-    /// A mapping without handles goes if it has no folios, else it becomes idle. Returns since when.
+    /// Makes a mapping without handles idle, or forgets it if it has no folios. Returns when it became idle.
     fn retire(&mut self, identity: Identity, gone: &mut DeferredRelease) -> u64 {
         let now = self.idle_clock;
         self.idle_clock += 1;
@@ -467,10 +467,10 @@ impl FileTable {
         now
     }
 
-    /// Forgets the oldest that have nothing to be written or synced, until so many of these are left. The others stay,
-    /// however many they are. If they are more, too, those of the device are looked at, some at a time; and if these
-    /// are more, some are returned that only have to be synced, and since when they are idle. One whose writing failed
-    /// a moment ago is left alone, as the background does.
+    /// Forgets settled files, the longest idle first, until `files_max` of them are left. Unsettled files stay, however
+    /// many they are. If they are more than `files_max`, too, some of `device` are checked, and forgotten if they have
+    /// settled. If `device` alone has more, [`SYNCED_MAX`] of its files at most are returned that only need a sync,
+    /// each with when it became idle; a file whose write-back failed a moment ago is left out.
     fn bound_idle(&mut self, bound: IdleBound, gone: &mut DeferredRelease) -> Vec<(u64, Arc<Mapping>)> {
         let IdleBound { files_max, device, now } = bound;
         while self.settled.len() > files_max {
@@ -503,7 +503,7 @@ impl FileTable {
         unsynced
     }
 
-    /// Looks whether a file that is idle since then has nothing to be written or synced.
+    /// Puts the file that is idle since `since` among the settled or the unsettled ones. Whether it is settled.
     fn settle(&mut self, since: u64) -> bool {
         let identity = &self.idle[&since];
         let is_settled = self.files[identity].mapping.has_nothing_to_sync();

@@ -52,7 +52,7 @@ pub struct AsyncFile {
     writing: Option<Writing>,
     /// A seek that was begun while a write was under way: that says where the file ends, or where the position is.
     pending_seek: Option<SeekFrom>,
-    /// How far from the end the position is to be.
+    /// A seek that waits for the file's size, and the offset in bytes that is added to that.
     seeking: Option<(BlockingCall<u64>, i64)>,
 }
 

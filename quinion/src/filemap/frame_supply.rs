@@ -160,7 +160,7 @@ impl InFlightSnapshot {
 
 #[derive(Clone, Copy, Debug)]
 struct WantedFrames<'g> {
-    /// As (first page, pages).
+    /// Ranges of pages that want frames.
     gaps: &'g [Gap],
     pages: u32,
     align: Order,
@@ -648,7 +648,7 @@ impl FrameSupply {
 }
 
 impl ShortageWait<'_> {
-    /// To be called before each look for memory.
+    /// Notes the state before a look for memory, for the wait that follows it.
     pub(super) fn look(&mut self) {
         (_, self.completed) = self.under_way();
         self.in_use = self.supply.reclaim.in_use(self.pool);

@@ -37,7 +37,7 @@ pub(crate) struct FetchedPages {
     pub there: Vec<Range<PageIndex>>,
     /// Pages that cannot be had, in rising order.
     pub failed: Vec<(Range<PageIndex>, Error)>,
-    /// The file ends there.
+    /// The first page behind the end of the file, if the end was met.
     pub ended: Option<PageIndex>,
 }
 

@@ -325,7 +325,7 @@ struct FolioPlace {
     frame: Frame,
     /// The position of its first byte in the file.
     position: u64,
-    /// In bytes.
+    /// Length of the folio in bytes.
     len: usize,
 }
 

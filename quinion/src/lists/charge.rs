@@ -39,7 +39,7 @@ const CHARGED: u64 = 1 << 32;
 #[derive(Debug)]
 pub(super) struct Account {
     word: AtomicU64,
-    /// In pages.
+    /// The pool's limit in pages; [`UNLIMITED`] if there is none.
     limit: AtomicU64,
 }
 

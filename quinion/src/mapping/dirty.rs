@@ -72,7 +72,7 @@ const ENTRIES_BATCH: usize = 64;
 pub enum MarkOutcome {
     /// The pages are dirty; `newly` of them were not before.
     Done {
-        /// Pages.
+        /// Pages that were not dirty before.
         newly: u32,
     },
     /// The folio has left the index, or one of them: bytes written there are lost with it. The caller writes it anew.

@@ -121,9 +121,9 @@ pub enum GrabEnd<E> {
     Size,
     /// Before a folio that is locked, with [`OnLocked::Again`].
     Locked,
-    /// Where frames ended.
+    /// Before a folio for which there were no frames.
     NoFrames,
-    /// Where nodes of the tree ended.
+    /// Before a folio for which there was no node of the tree.
     NoNode,
     /// Before a page that is spilled: it is brought back for a caller that has nothing locked.
     Spilled,

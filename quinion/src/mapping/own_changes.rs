@@ -11,7 +11,7 @@ pub(super) struct OwnChanges(pub Mutex<ObservedVersion>);
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ObservedVersion {
-    /// After the last of the cache's flushes.
+    /// The file's version after the last of the cache's flushes.
     pub after: Option<Version>,
     /// A flush found the version of the file unexpected, or could not read it.
     pub is_changed_externally: bool,

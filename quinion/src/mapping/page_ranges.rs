@@ -26,10 +26,10 @@ use crate::units::PageIndex;
 /// How many ranges are kept apart: 64 KiB of the heap.
 pub const RANGES_MAX: usize = 2048;
 
-/// Pages of a file.
+/// A set of pages of a file, as ranges.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct PageRanges {
-    /// From the first page of each to its end.
+    /// The ranges: the first page of each, and the first page behind it.
     ranges: BTreeMap<u64, u64>,
 }
 

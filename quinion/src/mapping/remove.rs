@@ -37,7 +37,7 @@ use super::owner::{Mapping, MappingGuard};
 /// Entries that are looked at under one hold of the tree lock.
 pub const REMOVED_FOLIOS_MAX: usize = 512;
 
-/// As many, where none goes.
+/// Entries that are looked at under one hold of the tree lock where none is removed.
 const LOOKED_AT_MAX: usize = 4096;
 
 /// Which folios of a range go.

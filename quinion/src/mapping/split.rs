@@ -58,7 +58,7 @@ const PIECES_MAX: usize = Order::MAX.0 as usize + 1;
 /// The result of a request that no folio reaches over an edge.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SplitOutcome {
-    /// No folio does.
+    /// No folio reaches over the edge.
     Done,
     /// One does, and is held, being filled, under write-back, or in no ring for a moment: try again.
     Busy,

@@ -60,7 +60,7 @@ pub struct LookBeforeFlush {
 /// The step before flushes that are to begin.
 #[derive(Clone, Copy, Debug)]
 pub enum DueBeforeFlush {
-    /// A look.
+    /// A look at the file's attributes is due.
     Look(LookBeforeFlush),
     /// No look: others of the file are under way, and it was looked at before the first.
     Nothing,

@@ -54,7 +54,7 @@ impl PoolPages {
 pub struct PoolTurn {
     /// The pool's number.
     pub pool: usize,
-    /// No more than this.
+    /// The most pages that the pool is to give.
     pub pages: u64,
     /// Whether the pages come from the pool's excess above its minimum, of which not a page more is to be taken.
     pub of_excess: bool,
@@ -63,7 +63,7 @@ pub struct PoolTurn {
 /// A whole turn of a pool: a pass grows by so much when it has given as much as its excess.
 const ROUND: u64 = 1 << 24;
 
-/// Whose turn it is.
+/// The order in which pools give pages above their minimum.
 #[derive(Clone, Debug, Default)]
 pub struct PoolTurns {
     passes: [u64; POOLS_MAX],

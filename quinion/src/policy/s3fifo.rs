@@ -81,7 +81,7 @@ const PART: u64 = ONE / PARTS;
 const SHARE_FIRST: u64 = ONE / 10;
 const SHARE_MIN: u64 = ONE / 100;
 const SHARE_MAX: u64 = ONE / 100 * 40;
-/// At most where Main is of none.
+/// Probation's largest share while Main is of no use.
 const SHARE_MAX_ALONE: u64 = ONE / 100 * 90;
 /// Streams have one part in so many of the cache before they are the first to give.
 const STREAM_SHARE: u64 = 8;

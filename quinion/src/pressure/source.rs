@@ -21,7 +21,7 @@ use crate::arena::{GroupVersion, memory_groups};
 
 use super::Headroom;
 
-/// Where to look.
+/// The files that memory pressure is read from.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct PressureSource {
     /// A file of pressure stall information, in the order of preference: the first that can be read is taken.
@@ -35,7 +35,7 @@ pub struct PressureSource {
 /// One control group's files.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Group {
-    /// Bytes in use.
+    /// A file with the bytes in use.
     pub usage: PathBuf,
     /// Files with a limit, in bytes; "max" is none.
     pub limits: Vec<PathBuf>,

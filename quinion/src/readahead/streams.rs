@@ -27,7 +27,7 @@ use super::{AccessPattern, Hint};
 pub(super) const STREAMS_MAX: usize = 8;
 /// After so many misses in a row that no stream expected, a run of cached pages is no evidence any more.
 const RANDOM_RUN_LIMIT: u32 = 4;
-/// After so many, two requests that touch are none.
+/// After so many, two adjacent requests do not make a stream any more: it takes three.
 const RANDOM_TOUCH_LIMIT: u32 = 8;
 const RUN_LOOKS_MAX: u32 = 512;
 

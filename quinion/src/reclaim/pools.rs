@@ -34,7 +34,7 @@ const MOVED_MAX: u32 = 256;
 #[derive(Debug)]
 pub(super) struct PoolState {
     name: Mutex<Arc<str>>,
-    /// In pages.
+    /// The pool's protected minimum, in pages.
     pub protected: AtomicU64,
     /// The distance in pages up to which a return is recent; as the policy said last.
     pub reach: AtomicU64,

@@ -59,7 +59,7 @@ pub use transfer::{SpillSink, SpilledPart};
 
 /// The most pages under way to the file at a time: 8 MiB.
 const IN_FLIGHT_MAX: u64 = 2048;
-/// And as a part of the cache: one in so many.
+/// The most pages under way as a part of the cache: one in so many.
 const IN_FLIGHT_SHARE: u64 = 8;
 const NAMES_MAX: u32 = 100;
 

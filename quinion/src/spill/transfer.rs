@@ -40,9 +40,9 @@ pub trait SpillSink: Send + Sync {
 /// Pages of a folio that is in the spill file, and the frames that they are wanted in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SpilledPart {
-    /// The folio.
+    /// The value that names the folio's slots.
     pub value: Value,
-    /// Where in it they begin, in pages.
+    /// The first of the pages, counted from the folio's first page.
     pub at: u32,
     /// The frame of the first; the others follow.
     pub frame: Frame,

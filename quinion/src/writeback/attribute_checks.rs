@@ -55,7 +55,7 @@ use super::stuck::device_of;
 
 /// Looks before flushes of one device that are queued or under way.
 const BEFORE_MAX: usize = 64;
-/// And after: more than its threads make in a second.
+/// Looks after flushes that are queued or under way: more than its threads make in a second.
 const AFTER_MAX: usize = 4096;
 /// The longest time from the end of a flush to the end of the look after it, in milliseconds.
 const MAX: u64 = 1000;

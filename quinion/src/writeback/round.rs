@@ -43,12 +43,12 @@ use super::stuck::device_of;
 
 /// The most pages of one file that the background has under way: 4 MiB.
 const FILE_PAGES_MAX: u64 = 1024;
-/// And of all files of a device: 16 MiB.
+/// The most pages of all files of a device that the background has under way: 16 MiB.
 const DEVICE_PAGES_MAX: u64 = 4096;
 /// While nothing of a device ends, a file that has nothing under way may have so many beyond that: what seems to be one
 /// device may be several, of which some never answer.
 const FIRST_PAGES: u64 = 64;
-/// For so long.
+/// A device from which no flush has ended for so long counts as stuck.
 const STUCK: Duration = Duration::from_millis(128);
 /// From one round to the next while something is under way.
 const SOON: Duration = Duration::from_millis(1);

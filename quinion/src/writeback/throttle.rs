@@ -21,7 +21,7 @@ use super::Writeback;
 use super::plan::{DirtyLimits, ThrottleVerdict, WriterState, throttle_verdict};
 use super::stuck::CountedPages;
 
-/// Between two looks.
+/// Sleep of a throttled writer between two looks at the dirty pages.
 const SLEEP: Duration = Duration::from_millis(1);
 
 impl Writeback {

@@ -81,8 +81,8 @@ impl<'a, S: NodeSlab, const BITS: u32> XArray<'a, S, BITS> {
         (gap - from < pages).then_some(gap)
     }
 
-    /// The last of `pages` indices, `from` and those before it, where an insertion would find nothing in
-    /// its way. `None` also if it is all taken down to index 0.
+    /// The last of the `pages` indices that end with `from` where an insertion would find a hole or a shadow.
+    /// `None` if there is none; the indices end at 0 if `from` is too small.
     pub fn prev_gap(&self, from: u64, pages: u64) -> Option<u64> {
         let lowest = from.saturating_sub(pages.checked_sub(1)?);
         let mut gap = from;
@@ -118,7 +118,7 @@ impl<'a, S: NodeSlab, const BITS: u32> XArray<'a, S, BITS> {
                 _ => return Some((at, index)),
             }
         }
-        // The root's word, which holds the only entry of all unless this came up to it.
+        // The root's slot. If the search began here, it holds the tree's only entry; else the whole tree was searched.
         (passed == 0).then_some((at, index))
     }
 }
@@ -272,7 +272,7 @@ pub struct Marked<'t, 'a, S: NodeSlab, const BITS: u32> {
     mark: Mark,
     /// The slot to go on from and an index of it; none at the end.
     place: Option<(SlotRef, u64)>,
-    /// Slots from there on that are done with.
+    /// Slots from `place` on that need no look any more: 0 or 1.
     passed: u32,
     to: u64,
 }

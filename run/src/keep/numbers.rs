@@ -18,9 +18,9 @@ use crate::modes::{mode_name, mode_of};
 use crate::{HotFileSize, OwnerNumbers};
 
 const FILES_MAX: usize = 256;
-/// Between a file's mode and its path.
+/// The separator between a file's mode and its path.
 const BETWEEN: char = '\u{1f}';
-/// How many of the hottest files are asked for.
+/// Key of the number of hottest files that are asked for.
 const HOTTEST: &str = "hottest";
 /// In place of a hot file's bytes when no program has it open.
 const CLOSED: &str = "closed";

@@ -60,11 +60,11 @@ const PLANS_MAX: usize = 64;
 /// Connections at a time. One more replaces the first that has not joined; if all have, it is closed.
 const CONNECTIONS_MAX: usize = 256;
 const RECEIVE_BYTES_MAX: usize = 16 << 10;
-/// How often it is checked whether a process views the cache, and can find it, while no run is there.
+/// While no run has joined: the longest time between two checks whether a process views the cache and can find it.
 const LOOK: Duration = Duration::from_millis(500);
-/// Like `LOOK`, if only the cache's name in the folder matters.
+/// Like `LOOK`, for a cache that stays until it is stopped: only the loss of its name in the folder ends it.
 const LOOK_RARELY: Duration = Duration::from_secs(10);
-/// Like `LOOK`, while the cache may end at any moment: so that it does not spin with `--idle 0s`.
+/// The shortest time between two such checks: with `--idle 0s` the owner would check without a pause.
 const LOOK_OFTEN: Duration = Duration::from_millis(20);
 /// The unit in which a cache has its memory.
 const EXTENT: u64 = quinion::internals::units::EXTENT_SIZE as u64;
@@ -88,7 +88,7 @@ pub struct KeepOptions {
 pub struct Cache {
     /// The cache's owner, as viewers see it.
     pub owner: Arc<dyn Owner>,
-    /// How its own numbers are asked for.
+    /// Gives the owner's own numbers.
     pub numbers: Box<dyn OwnerNumbersSource>,
     /// Checks some of its files, and releases those that were removed: called now and then while it is not used.
     pub tidy: Box<dyn Fn()>,

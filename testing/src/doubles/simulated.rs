@@ -175,7 +175,7 @@ enum WriteFate {
 enum FillFate {
     Served,
     Fails,
-    /// At this byte of the fill, if not before.
+    /// The file ends at this byte of the fill, if not before.
     EndsEarly(usize),
     Dropped,
 }

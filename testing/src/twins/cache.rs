@@ -370,7 +370,7 @@ impl Pair {
         content(self.generation, position, len)
     }
 
-    /// Does it to both.
+    /// Does an operation to both files, and compares them.
     pub fn step(&mut self, op: &Op) -> CheckResult {
         match *op {
             Op::Read { by, at, len, how } => self.read(by, self.range(at, len), how)?,

@@ -272,7 +272,7 @@ impl<const BITS: u32> Pair<BITS> {
         self.twin.entries = finer;
     }
 
-    /// Does it to both.
+    /// Does an operation to both trees, and compares them.
     pub fn step(&mut self, op: &Op) {
         let budget = self.budget.take().unwrap_or(u64::MAX);
         match *op {

@@ -134,7 +134,7 @@ impl Record {
         // two's system calls.
         Validation::of(self.validation.load(Ordering::SeqCst))
     }
-    /// Says how far.
+    /// Sets how far the file's cached pages may be trusted.
     #[inline]
     pub fn set_validation(&self, validation: Validation) {
         self.validation.store(validation as u32, Ordering::SeqCst); // partner: `validation`

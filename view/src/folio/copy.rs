@@ -25,7 +25,7 @@ pub fn resume_after_fault(_: usize) -> Option<usize> {
     None
 }
 
-/// Where a copy goes on after a fault it is a viewer's.
+/// Number of copies that have faulted; see [`faults`].
 #[cfg(feature = "copy-faults")]
 static FAULTS: core::sync::atomic::AtomicU64 = core::sync::atomic::AtomicU64::new(0);
 

@@ -80,7 +80,7 @@ pub struct FileView<'a> {
     pub view: &'a View,
     /// The cell of the file's record.
     pub cell: CellNumber,
-    /// Whose record that is, unless the handle is stale.
+    /// The mapping that the record has to be of; if it is another's, the handle is stale.
     pub id: MappingId,
 }
 

@@ -70,7 +70,7 @@ impl JoinRequest {
         bytes
     }
 
-    /// As it arrived; `None` if that is none.
+    /// The request in a message; `None` if that is none.
     pub fn of(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; HELLO_BYTES] = bytes.try_into().ok()?;
         let [magic, numbers, token, run] = words(bytes);
@@ -99,7 +99,7 @@ impl DescriptorOffer {
         bytes
     }
 
-    /// As it arrived; `None` if that is none.
+    /// The offer in a message; `None` if that is none.
     pub fn of(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; HELLO_BYTES] = bytes.try_into().ok()?;
         let [magic, version, token, zero] = words(bytes);
@@ -155,7 +155,7 @@ impl NameReply {
         bytes
     }
 
-    /// As it arrived, and the text; `None` if that is none.
+    /// The reply in a message, and the text behind it; `None` if that is none.
     pub fn of(bytes: &[u8]) -> Option<(Self, &[u8])> {
         let (head, text) = bytes.split_first_chunk::<WELCOME_BYTES>()?;
         let [magic, error] = words(head);
@@ -186,7 +186,7 @@ impl JoinReply {
         bytes
     }
 
-    /// As it arrived; `None` if that is none.
+    /// The reply in a message; `None` if that is none.
     pub fn of(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; WELCOME_BYTES] = bytes.try_into().ok()?;
         let [magic, numbers] = words(bytes);

@@ -72,7 +72,7 @@ impl Entry {
     pub const fn bits(self) -> u32 {
         self.0
     }
-    /// Taken apart.
+    /// The entry's kind, with its number or value.
     #[inline]
     pub const fn kind(self) -> Kind {
         match self.0 & 3 {

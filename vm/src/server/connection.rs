@@ -98,11 +98,11 @@ impl Connection {
         (&self.peer, self.socket.as_fd())
     }
 
-    /// Takes its state for the calling worker; `None`, and the event is noted, if another thread has it.
+    /// Takes the state for the calling worker; `None`, with the event noted, if another thread has it.
     pub(super) fn take(&self, kind: Kind) -> Option<ConnectionState> {
         let mut place = self.place();
         if place.is_paused {
-            // Faults are looked for when it goes on.
+            // Other events are dropped: when serving resumes, a worker looks at the VM in any case.
             if kind == Kind::Socket {
                 place.wanted = Some(kind);
             }
@@ -110,7 +110,7 @@ impl Connection {
         }
         match std::mem::replace(&mut place.stage, ConnectionState::Taken) {
             ConnectionState::Taken => {
-                // Faults are looked for in any case.
+                // An event of the socket is not replaced: after any event, faults are looked for.
                 if place.wanted != Some(Kind::Socket) {
                     place.wanted = Some(kind);
                 }
@@ -120,7 +120,7 @@ impl Connection {
                 place.stage = ConnectionState::Over;
                 None
             }
-            // Its thread's.
+            // The thread that receives the greeting has it; no worker takes it.
             greeting @ ConnectionState::Greeting { .. } => {
                 place.stage = greeting;
                 None
@@ -150,18 +150,18 @@ impl Connection {
         self.take_if(|stage| matches!(stage, ConnectionState::Greeting { .. })).is_some()
     }
 
-    /// As [`Connection::take`], if no thread has it and `is_so`.
+    /// Takes the state if `is_so` says yes to it; it must not say so to [`ConnectionState::Taken`].
     pub(super) fn take_if(&self, is_so: impl FnOnce(&ConnectionState) -> bool) -> Option<ConnectionState> {
         let mut place = self.place();
         is_so(&place.stage).then(|| std::mem::replace(&mut place.stage, ConnectionState::Taken))
     }
 
-    /// Has no worker take it any more, or has them again.
+    /// Sets whether workers leave the connection alone, as while it is handed over to another server.
     pub(super) fn pause(&self, is_paused: bool) {
         self.place().is_paused = is_paused;
     }
 
-    /// Puts it back; or not, if it was wanted meanwhile: then it is the caller's once more. If it is over, it ends.
+    /// Puts the state back, or returns it with an event that came meanwhile; drops it if the connection has ended.
     pub(super) fn put_back(&self, stage: ConnectionState) -> Option<(ConnectionState, Kind)> {
         let mut place = self.place();
         if matches!(place.stage, ConnectionState::Over) {

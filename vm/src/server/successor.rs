@@ -42,7 +42,7 @@ const KILLED_MAX: Duration = Duration::from_secs(5);
 
 /// A server's request to the one that runs.
 pub(super) struct SuccessionRequest<'a> {
-    /// Where that listens.
+    /// Path of the running server's socket.
     pub(super) socket: &'a Path,
     pub(super) image: ImageIdentity,
     /// The files of the snapshot, if they can be told from others.

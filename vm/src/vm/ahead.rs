@@ -46,7 +46,7 @@ use crate::{Event, Fill, PeerError};
 pub(super) const AHEAD_BYTES: u64 = 128 << 10;
 /// Like `AHEAD_BYTES`, when the VM waits for just that. A fault of anything else waits for such a step once.
 pub(super) const AHEAD_BYTES_MAX: u64 = 512 << 10;
-/// In one turn, in [`AHEAD_BYTES`].
+/// Steps of [`AHEAD_BYTES`] in one turn.
 pub(super) const AHEAD_STEPS: u64 = 4;
 const AHEAD_RUNS: usize = 64;
 /// How far before what is supplied unasked the snapshot is read, in bytes. A fault's own read waits behind them.

@@ -22,7 +22,7 @@ use crate::streams::WINDOW_BYTES_MAX;
 use crate::uffd::FaultKind;
 
 const MIB: u64 = 1 << 20;
-/// A fault by 64 KiB.
+/// Bytes that a fault is answered with at a time: the default of `run_bytes`.
 const RUN: u64 = 64 << 10;
 
 /// Pages that are no zeros, each another's.

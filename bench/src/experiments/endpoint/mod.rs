@@ -44,7 +44,7 @@ type Client = fn(&Servers, At, Gets) -> Result<Measured, Unmeasured>;
 #[derive(Clone, Copy, Debug)]
 struct Gets {
     gets: usize,
-    /// At a time, each over its own connection.
+    /// Number of connections, each with one GET at a time.
     connections: usize,
 }
 

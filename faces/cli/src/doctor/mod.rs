@@ -92,8 +92,8 @@ pub fn main(arguments: Arguments) -> ExitCode {
     }
 }
 
-/// Why nothing can be tried in a named folder by any user, if so; that its file system or its rights refuse a trial
-/// is a finding.
+/// The error if `folder` is not there or is not a folder. A file system or rights that refuse a trial are no error: the
+/// report says so.
 fn wrong_folder(folder: &Path) -> Option<String> {
     match folder.metadata() {
         Ok(found) if found.is_dir() => None,

@@ -50,7 +50,7 @@ pub struct StoreSample {
 }
 
 impl Monitor {
-    /// At an address, or a URL of one.
+    /// A monitor of the server at `address`, which may be an `http://` URL.
     pub fn new(address: &str) -> Self {
         let address = address.strip_prefix("http://").unwrap_or(address);
         Self(address.split('/').next().unwrap_or_default().to_owned())
@@ -72,7 +72,8 @@ impl Monitor {
         let answer = self.answer().map_err(|error| match error.kind() {
             // The kernel says the former of a read, and the latter of a connect.
             ErrorKind::WouldBlock | ErrorKind::TimedOut => format!(
-                "cannot read the metrics at {}: no answer in {} seconds; the server is stopped or too busy",
+                "cannot read the metrics at {}: no answer in {} seconds; the server is stopped or too busy: \
+                 let it go on, or try again later",
                 self.0,
                 ANSWER_MAX.as_secs()
             ),

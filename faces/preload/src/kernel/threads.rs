@@ -16,8 +16,8 @@ pub fn is_single_threaded() -> bool {
     threads() == Some(1)
 }
 
-/// Whether the calling thread is the only one of its process. Asked without a descriptor, for whose sake it is asked,
-/// by a call that no filter forbids. `false` also where the kernel does not tell.
+/// Whether the calling thread is the only one of its process; `false` also where the kernel does not tell. This opens
+/// no descriptor, which another thread would notice, and makes a call that no filter forbids.
 pub fn is_only_thread() -> bool {
     /// A folder has two links of its own, and one for each folder in it.
     const ONE_FOLDER: u64 = 3;
@@ -65,12 +65,12 @@ fn list_threads(signal: i32) -> Option<ThreadList> {
 
 struct ThreadSignals {
     sleeps: bool,
-    /// The set of the first 31 signals that it blocks.
+    /// The blocked ones of the first 31 signals: bit `n - 1` stands for signal `n`.
     blocked: u64,
 }
 
-/// The signals of a thread of this process; `None` if it has ended. One of which nothing can be told sleeps and blocks
-/// all.
+/// The state and the blocked signals of a thread of this process; `None` if its `stat` cannot be read, as when it has
+/// ended. A `stat` without these fields counts as that of a thread that sleeps and blocks all signals.
 fn signals_of(thread: &[u8]) -> Option<ThreadSignals> {
     let mut path = [0u8; 48];
     let parts: [&[u8]; 3] = [b"/proc/self/task/", thread, b"/stat"];
@@ -79,10 +79,10 @@ fn signals_of(thread: &[u8]) -> Option<ThreadSignals> {
         path.get_mut(length..length + part.len())?.copy_from_slice(part);
         length += part.len();
     }
-    path.get(length)?; // the zero
+    path.get(length)?; // the terminating zero is there
     let mut line = [0u8; 1024];
     let fields = stat_line(&path, &mut line)?;
-    // D: in the middle of a system call.
+    // R: it runs, or waits for a processor. D: it sleeps in a system call that no signal ends.
     let runs =
         fields.split(|&byte| byte == b' ').nth(STATE).is_some_and(|state| matches!(state, b"R" | b"D"));
     Some(ThreadSignals { sleeps: !runs, blocked: stat_field(fields, BLOCKED).unwrap_or(u64::MAX) })

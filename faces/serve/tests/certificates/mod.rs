@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 /// Files in PEM.
 pub struct Certificates {
-    /// The authority's.
+    /// Path of the authority's certificate.
     pub authority: PathBuf,
     server: PathBuf,
     key: PathBuf,

@@ -68,7 +68,7 @@ pub fn resume_after_fault(at: usize) -> Option<usize> {
     let hit = all.iter().find(|it| (MayFault::address(&it.begin)..MayFault::address(&it.end)).contains(&at));
     hit.map(|it| MayFault::address(&it.end))
 }
-/// As above, where nothing is noted.
+/// Always `None`: without the feature no block is noted.
 #[cfg(not(feature = "copy-faults"))]
 pub fn resume_after_fault(_: usize) -> Option<usize> {
     None

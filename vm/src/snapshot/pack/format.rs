@@ -88,7 +88,7 @@ pub(super) struct StoredChunk {
     /// The pack that it lies in: 0 is this one, and n the nth name.
     pub pack: u16,
     pub form: ChunkForm,
-    /// Stored bytes.
+    /// Length of the stored chunk in bytes.
     pub bytes: u32,
     /// Where they begin in the pack's file.
     pub offset: u64,
@@ -133,7 +133,7 @@ fn to_be_copied_again(what: &str) -> String {
 }
 
 fn impossible(what: impl fmt::Display) -> String {
-    format!("{what}, which no pack has; it was not written by `quinion pack`")
+    format!("{what}, which no pack has; name a file that `quinion pack` wrote, or pack the snapshot anew")
 }
 
 impl Header {

@@ -95,13 +95,17 @@ impl RecentChunks {
     }
 }
 
+fn unreadable(part: &str, error: &io::Error) -> String {
+    format!("the pack's {part} cannot be read: {error}; check the disk or store that it is on, and try again")
+}
+
 /// The header of a pack, checked against its size.
 pub(super) fn read_header(source: &dyn PackSource) -> Result<Header, String> {
     let mut bytes = [0; HEADER_BYTES];
     if source.bytes() < HEADER_BYTES as u64 {
         return Err("the pack is cut within its header; copy it again".to_owned());
     }
-    source.read_exact(&mut bytes, 0).map_err(|error| format!("the pack's header cannot be read: {error}"))?;
+    source.read_exact(&mut bytes, 0).map_err(|error| unreadable("header", &error))?;
     Header::decode(&bytes, source.bytes())
 }
 
@@ -109,7 +113,7 @@ pub(super) fn read_header(source: &dyn PackSource) -> Result<Header, String> {
 fn check_end(source: &dyn PackSource) -> Result<(), String> {
     let mut end = END_MAGIC;
     let read = source.read_exact(&mut end, source.bytes() - END_BYTES);
-    read.map_err(|error| format!("the pack's last 16 bytes cannot be read: {error}"))?;
+    read.map_err(|error| unreadable("last 16 bytes", &error))?;
     if end == END_MAGIC {
         return Ok(());
     }
@@ -121,7 +125,7 @@ fn read_index(source: &dyn PackSource) -> Result<Index, String> {
     // No more than the file has, and than CHUNKS_MAX allows.
     let mut bytes = vec![0; header.front_bytes() as usize - HEADER_BYTES];
     let read = source.read_exact(&mut bytes, HEADER_BYTES as u64);
-    read.map_err(|error| format!("the pack's index cannot be read: {error}"))?;
+    read.map_err(|error| unreadable("index", &error))?;
     Index::decode(header, bytes)
 }
 

@@ -364,9 +364,10 @@ impl Connection {
                     Error::new(ErrorKind::Other, format!("cannot read {shown}: it answered {text:?}"))
                         .with_hint("use the same version of Quinion for both")
                 }),
-            NamedAnswer::Refused(reply) => {
-                Err(refused(shown, reply).with_hint("use the same version of Quinion for both"))
+            NamedAnswer::Refused(Ok(reply)) => {
+                Err(refused(shown, Ok(reply)).with_hint("use the same version of Quinion for both"))
             }
+            NamedAnswer::Refused(Err(error)) => Err(refused(shown, Err(error))),
             NamedAnswer::Opened([handle, _], _) => {
                 self.give_back(Operation::Detach, [handle, 0, 0]);
                 let text = format!("cannot read {shown}: it has opened something");

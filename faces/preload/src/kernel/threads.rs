@@ -11,6 +11,7 @@
 use super::files::{O_DIRECTORY, close, directory_entries, entry_names, open, pread, stat};
 use super::identity::thread;
 use crate::thread_list::{BlockedBy, ThreadList, blocked_by};
+use quinion_view::viewer::sys::Errno;
 
 pub fn is_single_threaded() -> bool {
     threads() == Some(1)
@@ -26,7 +27,7 @@ pub fn is_only_thread() -> bool {
 
 fn threads() -> Option<u64> {
     let mut line = [0u8; 1024];
-    stat_field(stat_line(b"/proc/self/stat\0", &mut line)?, NUM_THREADS)
+    stat_field(stat_line(b"/proc/self/stat\0", &mut line).ok()?, NUM_THREADS)
 }
 
 /// Which other threads of this process block `signal`, one of the first 31. If that cannot be told, sleepers do.
@@ -69,8 +70,13 @@ struct ThreadSignals {
     blocked: u64,
 }
 
-/// The state and the blocked signals of a thread of this process; `None` if its `stat` cannot be read, as when it has
-/// ended. A `stat` without these fields counts as that of a thread that sleeps and blocks all signals.
+impl ThreadSignals {
+    /// Signals of a thread of which nothing is known.
+    const UNKNOWN: Self = Self { sleeps: true, blocked: u64::MAX };
+}
+
+/// The state and the blocked signals of a thread of this process; `None` if it has ended. One whose `stat` cannot be
+/// read, as for want of a descriptor, or has not these fields, counts as one that sleeps and blocks all signals.
 fn signals_of(thread: &[u8]) -> Option<ThreadSignals> {
     let mut path = [0u8; 48];
     let parts: [&[u8]; 3] = [b"/proc/self/task/", thread, b"/stat"];
@@ -81,12 +87,19 @@ fn signals_of(thread: &[u8]) -> Option<ThreadSignals> {
     }
     path.get(length)?; // the terminating zero is there
     let mut line = [0u8; 1024];
-    let fields = stat_line(&path, &mut line)?;
+    let fields = match stat_line(&path, &mut line) {
+        Ok(fields) => fields,
+        Err(NOENT | Errno::SRCH) => return None,
+        Err(_) => return Some(ThreadSignals::UNKNOWN),
+    };
     // R: it runs, or waits for a processor. D: it sleeps in a system call that no signal ends.
     let runs =
         fields.split(|&byte| byte == b' ').nth(STATE).is_some_and(|state| matches!(state, b"R" | b"D"));
     Some(ThreadSignals { sleeps: !runs, blocked: stat_field(fields, BLOCKED).unwrap_or(u64::MAX) })
 }
+
+/// "No such file or directory": the folder of a thread that has ended.
+const NOENT: Errno = Errno(2);
 
 /// Fields of a `stat` behind the name, which ends with the last parenthesis: the 3rd, 20th and 32nd of
 /// proc_pid_stat(5).
@@ -95,14 +108,14 @@ const STATE: usize = 0;
 const NUM_THREADS: usize = 17;
 const BLOCKED: usize = 29;
 
-fn stat_line<'a>(path: &[u8], line: &'a mut [u8; 1024]) -> Option<&'a [u8]> {
-    let fd = open(path, 0).ok()?;
+fn stat_line<'a>(path: &[u8], line: &'a mut [u8; 1024]) -> Result<&'a [u8], Errno> {
+    let fd = open(path, 0)?;
     // SAFETY: the buffer is the caller's own.
     let read = unsafe { pread(fd, line.as_mut_ptr(), line.len(), 0) };
     close(fd);
-    let line = &line[..read.ok()?];
-    let end = line.iter().rposition(|&byte| byte == b')')?;
-    line.get(end + 2..)
+    let line = &line[..read?];
+    let end = line.iter().rposition(|&byte| byte == b')').ok_or(Errno::INVAL)?;
+    line.get(end + 2..).ok_or(Errno::INVAL)
 }
 
 fn stat_field(fields: &[u8], at: usize) -> Option<u64> {

@@ -48,8 +48,8 @@ fn commit() -> Option<String> {
         "vm",
         "run",
         "size",
-        "faces/cli",
-        "faces/preload",
+        "frontends/cli",
+        "frontends/preload",
         "testing",
         "bench",
     ] {

@@ -57,12 +57,12 @@ fn is_supported() -> bool {
 
 fn build(out: &Path, object: &Path) {
     let here = PathBuf::from(variable("CARGO_MANIFEST_DIR"));
-    let preload = here.join("../faces/preload");
+    let preload = here.join("../frontends/preload");
     let library = here.join("../view");
     assert!(
         preload.join("Cargo.toml").exists(),
         "{} is missing: `quinion run` carries an object that is built from it; build from the whole repository \
-         (`cargo install --locked --path faces/cli` in a clone of it), not from this package alone",
+         (`cargo install --locked --path frontends/cli` in a clone of it), not from this package alone",
         preload.display()
     );
     for watched in ["src", "Cargo.toml", "Cargo.lock"] {
@@ -85,7 +85,7 @@ fn build(out: &Path, object: &Path) {
         cargo.env_remove(name);
     }
     let status = cargo.status().expect("cargo, which called this script, can be called");
-    assert!(status.success(), "the interposer in faces/preload does not build: see above");
+    assert!(status.success(), "the interposer in frontends/preload does not build: see above");
     let built = folder.join(&target).join("release/libquinion_preload.so");
     fs::copy(&built, object).expect("cargo leaves the object where it always does");
 }

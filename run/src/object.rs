@@ -13,8 +13,8 @@
 //! name, and renamed.
 //!
 //! A program that has it loaded keeps it if it is replaced or removed. A program that is started later looks for it by
-//! name; the object itself removes a missing one from the environment (`faces/preload/src/ld_preload.rs`). Objects that
-//! no run has used for a month are removed when another is written.
+//! name; the object itself removes a missing one from the environment (`frontends/preload/src/ld_preload.rs`). Objects
+//! that no run has used for a month are removed when another is written.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -33,7 +33,7 @@ use super::user_folder::Folder;
 
 /// A hash of the object that this command has, in hexadecimal; `build.rs` makes it.
 pub(super) const HASH: &str = env!("QUINION_OBJECT");
-/// How names of objects begin and end; `faces/preload/src/ld_preload.rs` recognizes its own by it.
+/// How names of objects begin and end; `frontends/preload/src/ld_preload.rs` recognizes its own by it.
 const PREFIX: &str = "libquinion-";
 const SUFFIX: &str = ".so";
 const _: () = assert!(HASH.len() == 32, "the longest name is agreed on with the object");

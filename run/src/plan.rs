@@ -35,7 +35,7 @@ use memchr::memchr3_iter;
 
 use crate::elf::{Elf, Symbol, SymbolKind};
 
-#[path = "../../faces/preload/src/plan.rs"]
+#[path = "../../frontends/preload/src/plan.rs"]
 mod form;
 
 use form::{ENTRIES_MAX, Entry, FIXES_MAX, Fix, Header, JUMP_BYTES, MAGIC, MOVED_MAX, ORIGINAL_MAX};

@@ -32,7 +32,7 @@ use object::elf::{FileHeader64, PF_X, PT_GNU_EH_FRAME, PT_LOAD};
 use object::read::elf::{FileHeader, ProgramHeader};
 use quinion::internals::arena::control::SyscallAudit;
 
-#[path = "../../faces/preload/src/harmless_syscalls.rs"]
+#[path = "../../frontends/preload/src/harmless_syscalls.rs"]
 mod harmless_syscalls;
 
 pub use harmless_syscalls::is_harmless;

@@ -3,7 +3,7 @@
 //! A process that reads through a viewer may keep a descriptor's offset itself, the **private offset**, so that `read`
 //! and `lseek` need no system call. This module is the protocol by which the offset passes between kernel and process.
 //! By the trait [`Process`] it makes the few system calls that go with changes of a descriptor's word;
-//! `faces/preload/src/table.rs` keeps the words, `descriptors.rs` makes the calls.
+//! `frontends/preload/src/table.rs` keeps the words, `descriptors.rs` makes the calls.
 //!
 //! ```text
 //!   word    63    61 60          48 47                        0

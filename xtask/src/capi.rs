@@ -7,7 +7,7 @@
 //!     lib/pkgconfig/quinion.pc
 //!     include/quinion.h, quinion.hpp
 //!     share/man/man3/                  a page for each function and struct, made of quinion.h
-//!   cargo xtask test capi              the same, then all of faces/capi/tests/c and examples
+//!   cargo xtask test capi              the same, then all of frontends/capi/tests/c and examples
 //! ```
 //!
 //! Rust's own way to a shared library exports its functions without versions and takes no second version script, so cc
@@ -62,7 +62,7 @@ fn build() -> Result<PathBuf, Failure> {
 }
 
 fn package() -> PathBuf {
-    repository().join("faces/capi")
+    repository().join("frontends/capi")
 }
 
 /// Builds the library into `root`, for use at `prefix`: the same, or where a package has it. `libraries` is the folder

@@ -22,9 +22,9 @@ const CYCLONEDX: &str = "0.5.9";
 /// The workspaces, each with a lock file of its own.
 const MANIFESTS: [&str; 5] = [
     "Cargo.toml",
-    "faces/preload/Cargo.toml",
-    "faces/python/Cargo.toml",
-    "faces/sqlite/Cargo.toml",
+    "frontends/preload/Cargo.toml",
+    "frontends/python/Cargo.toml",
+    "frontends/sqlite/Cargo.toml",
     "fuzz/Cargo.toml",
 ];
 
@@ -42,13 +42,13 @@ const LIBRARIES: [&str; 7] = [
 
 /// Packages that users install, which have a bill of materials: workspace, folder and package.
 const INSTALLED: [[&str; 3]; 7] = [
-    ["Cargo.toml", "faces/cli", "quinion-cli"],
-    ["Cargo.toml", "faces/serve", "quinion-serve"],
-    ["Cargo.toml", "faces/s3", "quinion-s3"],
-    ["Cargo.toml", "faces/capi", "quinion-capi"],
-    ["faces/preload/Cargo.toml", "faces/preload", "quinion-preload"],
-    ["faces/python/Cargo.toml", "faces/python", "quinion-python"],
-    ["faces/sqlite/Cargo.toml", "faces/sqlite", "quinion-sqlite"],
+    ["Cargo.toml", "frontends/cli", "quinion-cli"],
+    ["Cargo.toml", "frontends/serve", "quinion-serve"],
+    ["Cargo.toml", "frontends/s3", "quinion-s3"],
+    ["Cargo.toml", "frontends/capi", "quinion-capi"],
+    ["frontends/preload/Cargo.toml", "frontends/preload", "quinion-preload"],
+    ["frontends/python/Cargo.toml", "frontends/python", "quinion-python"],
+    ["frontends/sqlite/Cargo.toml", "frontends/sqlite", "quinion-sqlite"],
 ];
 
 pub fn deny() -> Step {

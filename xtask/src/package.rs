@@ -139,7 +139,8 @@ pub fn build() -> Result<(), Failure> {
 
 fn build_programs() -> Result<(), Failure> {
     execute(&mut cargo("build --release --locked -p quinion-cli -p quinion-serve -p quinion-s3"))?;
-    let mut sqlite = cargo("build --release --locked --manifest-path faces/sqlite/Cargo.toml --target-dir");
+    let mut sqlite =
+        cargo("build --release --locked --manifest-path frontends/sqlite/Cargo.toml --target-dir");
     execute(sqlite.arg(target_folder().join("sqlite")))
 }
 
@@ -277,7 +278,7 @@ fn try_out(root: &Path) -> Result<(), Failure> {
     }
     let (hello, flags) = (root.join("hello"), pkg_config(root, &lib)?);
     let mut cc = Command::new("cc");
-    cc.arg(repository().join("faces/capi/examples/hello.c")).arg("-o").arg(&hello);
+    cc.arg(repository().join("frontends/capi/examples/hello.c")).arg("-o").arg(&hello);
     execute(cc.args(flags.split_whitespace()))?;
     let told =
         output(Command::new(&hello).arg(repository().join("CHANGELOG.md")).env("LD_LIBRARY_PATH", &lib))?;

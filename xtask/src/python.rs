@@ -1,4 +1,4 @@
-//! Python: the wheel of `faces/python`, built, and tested as a user has it.
+//! Python: the wheel of `frontends/python`, built, and tested as a user has it.
 //!
 //! A fresh environment gets the builder, the wheel that it builds, and what the tests need, by pip. The tests import
 //! the package from there: nothing of the source folder is on their path. `scripts/setup` leaves the S3 server in the
@@ -88,7 +88,7 @@ fn build_and_test(length: Length) -> Result<(), Failure> {
         let text = "QUINION_TEST_WITHOUT=engines tests the package without them";
         return Err(Failure::new(format!("the engines cannot be installed: {failure}; {text}")));
     }
-    let manifest = repository().join("faces/python/Cargo.toml");
+    let manifest = repository().join("frontends/python/Cargo.toml");
     let mut clippy = cargo("clippy --release --locked --all-targets --manifest-path");
     clippy.arg(&manifest).arg("--target-dir").arg(&folder).args(["--", "-D", "warnings"]);
     execute(&mut clippy)?;
@@ -97,7 +97,7 @@ fn build_and_test(length: Length) -> Result<(), Failure> {
     build.args(words).args(["--locked", "--manifest-path"]).arg(manifest);
     execute(build.arg("--target-dir").arg(&folder).arg("--out").arg(&wheels))?;
     execute(pip(&python).arg("--no-deps").arg(wheel(&wheels)?))?;
-    let (tests, report) = (repository().join("faces/python/tests"), folder.join("results.xml"));
+    let (tests, report) = (repository().join("frontends/python/tests"), folder.join("results.xml"));
     let mut run = Command::new(&python);
     run.args(["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--junitxml"]).args([&report, &tests]);
     run.env("QUINION_TOOLS", target_folder().join("tools")).current_dir(&folder);
@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn users_are_told_the_command_that_builds_the_tested_wheel() {
         for (page, text) in [
-            ("README.md", format!("`{BUILD}` in `faces/python`")),
+            ("README.md", format!("`{BUILD}` in `frontends/python`")),
             ("docs/python.md", format!("`pip install maturin`, `{BUILD}`, `pip install")),
         ] {
             let page = fs::read_to_string(repository().join(page)).unwrap().replace('\n', " ");

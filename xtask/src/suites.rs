@@ -189,7 +189,7 @@ pub fn run(words: &[String]) -> Result<(), Failure> {
         };
         if suite.name == SQLITE_VFS {
             let mut build =
-                cargo("build --release --locked --manifest-path faces/sqlite/Cargo.toml --target-dir");
+                cargo("build --release --locked --manifest-path frontends/sqlite/Cargo.toml --target-dir");
             execute(build.arg(target_folder().join("sqlite")))?;
         }
         let step = if has("--quick") { 8 } else { 1 };
@@ -601,7 +601,7 @@ fn sqlite() -> Result<Vec<Case>, String> {
 
 fn sqlite_vfs() -> Result<Vec<Case>, String> {
     let extension = target_folder().join("sqlite/release/libquinion_vfs.so");
-    let loader = repository().join("faces/sqlite/tests/default_vfs.tcl");
+    let loader = repository().join("frontends/sqlite/tests/default_vfs.tcl");
     let fixture = sqlite_tree()?.0;
     let through = |case: Case| {
         let test = case.script.rsplit_once(' ').map_or("", |(_, test)| test);

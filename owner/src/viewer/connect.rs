@@ -1,7 +1,7 @@
 //! Connect: becoming a viewer by way of the owner's socket, with the standard library.
 //!
-//! The object in a program does the same by system calls alone (`faces/preload`). This is for programs that know the
-//! library: the benchmark, and tests.
+//! The object in a program does the same by system calls alone (`frontends/preload`). This is for programs that know
+//! the library: the benchmark, and tests.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;

@@ -2,7 +2,7 @@
 //! offset for each description; and the check that a history of calls is one that the kernel alone could have given.
 //!
 //! ```text
-//!   Program::call    what the wrappers of `faces/preload` do for one call, in brief, by the real protocol
+//!   Program::call    what the wrappers of `frontends/preload` do for one call, in brief, by the real protocol
 //!   Alone            the same calls on a kernel without Quinion
 //!   History::check   is there an order of the calls, none moved before its begin or behind its end, in which
 //!                    `Alone` gives the same answers and the same last offset?

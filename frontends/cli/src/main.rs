@@ -253,11 +253,11 @@ fn main() -> ExitCode {
         Command::Restore(arguments) => restore::main(arguments),
         Command::Pack(arguments) => pack::main(&arguments),
         Command::Serve(arguments) => {
-            other_program::become_program("quinion-serve", "faces/serve", &[], &arguments)
+            other_program::become_program("quinion-serve", "frontends/serve", &[], &arguments)
         }
         Command::S3(arguments) => {
             let arguments = arguments.without_first("serve"); // as the program's own usage has it
-            other_program::become_program("quinion-s3", "faces/s3", &["serve"], &arguments)
+            other_program::become_program("quinion-s3", "frontends/s3", &["serve"], &arguments)
         }
         Command::Top(arguments) => top_command::main(&arguments),
         Command::Man(arguments) => manual::man(arguments),

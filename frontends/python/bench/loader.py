@@ -1,6 +1,6 @@
 """Loader: what processes that load the same remote data cost and save by one cache of their node, beside other ways.
 
-    python faces/python/bench/loader.py [--mib 1024] [--repeat 5] [--json] [ROW...]
+    python frontends/python/bench/loader.py [--mib 1024] [--repeat 5] [--json] [ROW...]
 
 It needs the wheel, and pyarrow, s3fs, obstore, safetensors and torch. A row is named by a part of its name. The store is
 `store.py`, its answers begin after 20 ms. Readers are processes, started anew for each repetition, and so is our server,

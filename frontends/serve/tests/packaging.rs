@@ -1,7 +1,7 @@
 //! Packaging: the manifest for Kubernetes and the recipe of the image have options that the programs take.
 //!
 //! Neither is run here, which takes a cluster and a container engine. What the endpoint's container says is compared in
-//! `faces/s3/tests/packaging.rs`.
+//! `frontends/s3/tests/packaging.rs`.
 
 use std::path::Path;
 use std::process::Command;
@@ -144,7 +144,7 @@ fn the_recipe_builds_the_programs_that_it_copies_by_a_compiler_that_can() {
         }
     }
     let version = recipe.split("/rust:1.").nth(1).and_then(|rest| rest.split('-').next()).unwrap();
-    let manifest = std::fs::read_to_string(repository().join("faces/s3/Cargo.toml")).unwrap();
+    let manifest = std::fs::read_to_string(repository().join("frontends/s3/Cargo.toml")).unwrap();
     let least = manifest.split("rust-version = \"1.").nth(1).and_then(|rest| rest.split('"').next()).unwrap();
     assert!(
         version.parse::<u32>().unwrap() >= least.parse().unwrap(),

@@ -190,12 +190,12 @@ fn urls_among_files_are_handed_to_the_program_beside_the_command() {
     assert_complains(
         &run(&["cat", "s3://b/k"]),
         1,
-        &["quinion-object", "cargo install --locked --path faces/serve"],
+        &["quinion-object", "cargo install --locked --path frontends/serve"],
     );
     assert_complains(
         &run(&["serve", "--name", "n"]),
         1,
-        &["quinion-serve", "cargo install --locked --path faces/serve"],
+        &["quinion-serve", "cargo install --locked --path frontends/serve"],
     );
     let program = "#!/bin/sh\nfor word; do last=$word; done\necho \"$*\"\nexit \"${last##*/}\"\n";
     for name in ["quinion-object", "quinion-s3"] {

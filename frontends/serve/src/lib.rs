@@ -2,7 +2,7 @@
 //! store is opened and by which credentials, what it costs and which headers of its answers are kept, how events are
 //! written, and messages to systemd.
 //!
-//! It is no library: it makes no promise, and only the programs of `faces` may name it.
+//! It is no library: it makes no promise, and only the programs of `frontends` may name it.
 
 pub mod config;
 pub mod credentials;

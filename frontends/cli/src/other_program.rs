@@ -116,7 +116,7 @@ impl ObjectVerb<'_> {
         }
         let status = match command.arg(url).status() {
             Ok(status) => status,
-            Err(error) => return Err(failed("quinion-object", "faces/serve", &error)),
+            Err(error) => return Err(failed("quinion-object", "frontends/serve", &error)),
         };
         let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
         match code.and_then(|code| u8::try_from(code).ok()).unwrap_or(EXIT_FAILED) {

@@ -1,6 +1,6 @@
 //! Packaging: the endpoint's container in the manifest for Kubernetes has options that the endpoint takes.
 //!
-//! The other containers are compared in `faces/serve/tests/packaging.rs`.
+//! The other containers are compared in `frontends/serve/tests/packaging.rs`.
 
 use std::path::Path;
 use std::process::Command;

@@ -364,10 +364,16 @@ impl Connection {
                     Error::new(ErrorKind::Other, format!("cannot read {shown}: it answered {text:?}"))
                         .with_hint("use the same version of Quinion for both")
                 }),
-            NamedAnswer::Refused(Ok(reply)) => {
-                Err(refused(shown, Ok(reply)).with_hint("use the same version of Quinion for both"))
+            NamedAnswer::Refused(Ok((error, text))) => {
+                let refusal = Error::of_refusal(&text, error as i32);
+                let is_busy = error as i32 == libc::EAGAIN;
+                let hint = if is_busy { "try again later" } else { "use the same version of Quinion for both" };
+                Err(refusal.with_hint(hint))
             }
-            NamedAnswer::Refused(Err(error)) => Err(refused(shown, Err(error))),
+            NamedAnswer::Refused(Err(error)) => {
+                let text = format!("cannot read {shown}: the server does not say why");
+                Err(Error::of_io(ErrorKind::Other, text, error).with_hint("see the server's log, and ask again"))
+            }
             NamedAnswer::Opened([handle, _], _) => {
                 self.give_back(Operation::Detach, [handle, 0, 0]);
                 let text = format!("cannot read {shown}: it has opened something");

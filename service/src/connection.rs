@@ -367,12 +367,14 @@ impl Connection {
             NamedAnswer::Refused(Ok((error, text))) => {
                 let refusal = Error::of_refusal(&text, error as i32);
                 let is_busy = error as i32 == libc::EAGAIN;
-                let hint = if is_busy { "try again later" } else { "use the same version of Quinion for both" };
+                let hint =
+                    if is_busy { "try again later" } else { "use the same version of Quinion for both" };
                 Err(refusal.with_hint(hint))
             }
             NamedAnswer::Refused(Err(error)) => {
                 let text = format!("cannot read {shown}: the server does not say why");
-                Err(Error::of_io(ErrorKind::Other, text, error).with_hint("see the server's log, and ask again"))
+                Err(Error::of_io(ErrorKind::Other, text, error)
+                    .with_hint("see the server's log, and ask again"))
             }
             NamedAnswer::Opened([handle, _], _) => {
                 self.give_back(Operation::Detach, [handle, 0, 0]);

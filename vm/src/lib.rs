@@ -485,7 +485,7 @@ pub enum Event {
         /// Why.
         why: Error,
     },
-    /// A VM has ended by itself.
+    /// A VM has ended by itself, and so has the last fork of its process.
     Ended {
         /// The VM's number.
         vm: u64,

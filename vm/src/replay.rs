@@ -11,7 +11,9 @@
 //!
 //! **Reads.** A gap of 16 KiB costs a local disk less than another request. A store's requests cost 20 ms, and the disk
 //! tier reads and compares 64 KiB at once ([`ReplayReads::REMOTE`]). Bytes that are read beyond the record's pages stay
-//! in the cache, where later batches find them. So an object whose pages lie scattered is fetched once, if it fits.
+//! in the cache, where later batches find them. So an object whose pages lie scattered is fetched once, if it fits:
+//! gaps are left out if all that is read would be more than half of the cache ([`ReplayReads::REMOTE_SPARSE`]). Each 64
+//! KiB is a range of its own, because the tier has a range whole or not at all; the store's backend joins them.
 //!
 //! Large sorted reads are what a device is fast at; the order of touch is what a VM waits for. So the record is sorted
 //! in batches: small at first, since the VM begins with them, and large later, when the replay is ahead. Pieces do not
@@ -35,6 +37,8 @@ use super::fault_record::{FaultRecord, RecordedPage};
 const PAGE: u64 = PAGE_SIZE as u64;
 /// Pages of the first batch.
 const BATCH_PAGES: usize = 256;
+/// Bytes whose reads are started by one call, at most, beside those of the last piece.
+const WARM_BYTES_EACH: u64 = 8 << 20;
 /// Pages of the image in which a piece lies: 2 MiB.
 const PIECE_PAGES: u32 = 512;
 /// Pages that are compared before a record may be found stale.
@@ -50,36 +54,51 @@ pub(super) struct ReplayReads {
     /// A batch has so many times the pages of the one before, up to `batch_pages_max`.
     pub(super) batch_growth: usize,
     pub(super) batch_pages_max: usize,
-    /// How many bytes are read before what is supplied, at most.
-    pub(super) ahead_bytes: u64,
+    /// Whether each unit is read by itself, also where neighbours are read with it.
+    pub(super) splits_units: bool,
 }
 
 impl ReplayReads {
-    pub(super) const LOCAL: Self = Self {
-        unit_pages: 1,
-        gap_pages_max: 4,
-        batch_growth: 2,
-        batch_pages_max: 8192,
-        ahead_bytes: 8 << 20,
-    };
-    /// An extent of the disk tier; of a store that answers 32 requests at a time, each after 20 ms, at 1 GB/s, what one
-    /// of them could bring in its time; and somewhat more than all of them could.
+    pub(super) const LOCAL: Self =
+        Self { unit_pages: 1, gap_pages_max: 4, batch_growth: 2, batch_pages_max: 8192, splits_units: false };
+    /// Units are extents of the disk tier. Gaps: of a store that answers 32 requests at a time, each after 20 ms, at 1
+    /// GB/s, what one of them could bring in its time.
     pub(super) const REMOTE: Self = Self {
         unit_pages: 16,
         gap_pages_max: 128,
         batch_growth: 4,
         batch_pages_max: 1 << 16,
-        ahead_bytes: 64 << 20,
+        splits_units: true,
     };
+    pub(super) const REMOTE_SPARSE: Self = Self { gap_pages_max: 16, ..Self::REMOTE };
 
+    /// For an object, of which `record` is replayed through a cache of `memory_bytes`.
+    pub(super) fn remote(record: &FaultRecord, memory_bytes: u64) -> Self {
+        let mut entries = record.entries().to_vec();
+        entries.sort_unstable_by_key(|entry| entry.page);
+        let read = bytes_of(Self::REMOTE.of_pages(&entries));
+        if read <= memory_bytes / 2 { Self::REMOTE } else { Self::REMOTE_SPARSE }
+    }
+
+    /// The ranges to be read for `entries`, which are in the image's order.
     fn of_pages(self, entries: &[RecordedPage]) -> impl Iterator<Item = Range<u64>> + '_ {
-        entries.chunk_by(move |a, b| b.page - a.page <= self.gap_pages_max + 1).map(move |read| {
-            let (first, last) = (read[0].page, read[read.len() - 1].page);
-            let (first, end) = (first / self.unit_pages, last / self.unit_pages + 1);
-            let unit_bytes = u64::from(self.unit_pages) * PAGE;
-            u64::from(first) * unit_bytes..u64::from(end) * unit_bytes
+        let (unit, unit_bytes) = (self.unit_pages, u64::from(self.unit_pages) * PAGE);
+        let runs = entries.chunk_by(move |a, b| b.page - a.page <= self.gap_pages_max + 1);
+        runs.flat_map(move |run| {
+            let (first, end) = (run[0].page / unit, run[run.len() - 1].page / unit + 1);
+            let step = if self.splits_units { 1 } else { end - first };
+            (first..end)
+                .step_by(step as usize)
+                .map(move |from| u64::from(from) * unit_bytes..u64::from((from + step).min(end)) * unit_bytes)
         })
     }
+}
+
+/// Gaps are as long as a unit, or two runs could share one, which would be read twice.
+const _: () = assert!(ReplayReads::REMOTE_SPARSE.gap_pages_max >= ReplayReads::REMOTE_SPARSE.unit_pages);
+
+fn bytes_of(reads: impl Iterator<Item = Range<u64>>) -> u64 {
+    reads.map(|read| read.end - read.start).sum()
 }
 
 #[derive(Debug)]
@@ -113,7 +132,7 @@ impl Replay {
             entries[begin..end].sort_unstable_by_key(|entry| entry.page);
             for piece in entries[begin..end].chunk_by(|a, b| a.page / PIECE_PAGES == b.page / PIECE_PAGES) {
                 pieces.push((begin..begin + piece.len(), read));
-                read += reads.of_pages(piece).map(|read| read.end - read.start).sum::<u64>();
+                read += bytes_of(reads.of_pages(piece));
                 begin += piece.len();
             }
             batch = (reads.batch_growth * batch).min(reads.batch_pages_max);
@@ -166,12 +185,14 @@ impl ReplayCursor {
         self.warm = self.warm.max(self.piece);
     }
 
-    /// The ranges to be read now, so that as many bytes are on their way as are read ahead at most, or one piece.
-    pub(super) fn warm(&mut self, replay: &Replay) -> Vec<Range<u64>> {
-        let (mut reads, bytes_max) = (Vec::new(), replay.reads.ahead_bytes);
+    /// The ranges to be read now, so that `bytes_max` bytes are on their way at most, or one piece. Calls that follow
+    /// have more of them: the caller's thread serves faults in between.
+    pub(super) fn warm(&mut self, replay: &Replay, bytes_max: u64) -> Vec<Range<u64>> {
+        let (mut reads, first) = (Vec::new(), replay.pieces.get(self.warm).map_or(0, |(_, before)| *before));
         while self.has_more(replay)
             && let Some((piece, before)) = replay.pieces.get(self.warm)
             && (self.warm == self.piece || before - replay.pieces[self.piece].1 < bytes_max)
+            && before - first < WARM_BYTES_EACH
         {
             reads.extend(replay.reads.of_pages(&replay.entries[piece.clone()]));
             self.warm += 1;
@@ -193,10 +214,10 @@ mod tests {
         recorder.record()
     }
 
-    fn replayed(replay: &Replay, bytes_max: u64) -> (Vec<u32>, Vec<Range<u64>>) {
+    fn replayed(replay: &Replay, bytes_max: u64, ahead_bytes: u64) -> (Vec<u32>, Vec<Range<u64>>) {
         let (mut cursor, mut pages, mut reads) = (ReplayCursor::default(), Vec::new(), Vec::new());
         while cursor.has_more(replay) {
-            reads.append(&mut cursor.warm(replay));
+            reads.append(&mut cursor.warm(replay, ahead_bytes));
             let next = cursor.next(replay, bytes_max).expect("there is more");
             assert!(!next.is_empty() && next.len() as u64 * PAGE <= bytes_max.max(PAGE));
             assert!(next.windows(2).all(|pair| pair[0].page + 1 == pair[1].page));
@@ -214,7 +235,7 @@ mod tests {
     #[test]
     fn a_batch_is_read_in_the_order_of_the_image_and_small_gaps_with_it() {
         let replay = Replay::new(&traced(&[700, 9, 3, 512, 4, 1023]), ReplayReads::LOCAL);
-        let (pages, reads) = replayed(&replay, 1 << 20);
+        let (pages, reads) = replayed(&replay, 1 << 20, 1 << 20);
         assert_eq!(pages, [3, 4, 9, 512, 700, 1023]);
         let bytes = |first: u64, last: u64| first * PAGE..(last + 1) * PAGE;
         assert_eq!(reads, [bytes(3, 9), bytes(512, 512), bytes(700, 700), bytes(1023, 1023)]);
@@ -223,10 +244,20 @@ mod tests {
     #[test]
     fn an_object_is_read_by_extents_of_the_disk_tier_and_over_gaps_that_a_request_spans() {
         let replay = Replay::new(&traced(&[130, 70, 17, 3, 511, 512]), ReplayReads::REMOTE);
-        let (pages, reads) = replayed(&replay, 1 << 20);
+        let (pages, reads) = replayed(&replay, 1 << 20, 1 << 20);
         assert_eq!(pages, [3, 17, 70, 130, 511, 512]);
-        let units = |first: u64, end: u64| 16 * first * PAGE..16 * end * PAGE;
-        assert_eq!(reads, [units(0, 9), units(31, 32), units(32, 33)]);
+        let unit = |number: u64| 16 * number * PAGE..16 * (number + 1) * PAGE;
+        let read: Vec<_> = (0..9).chain([31, 32]).map(unit).collect();
+        assert_eq!(reads, read);
+    }
+
+    #[test]
+    fn gaps_are_left_out_where_all_that_is_read_does_not_fit() {
+        let record = traced(&(0..1000).map(|nth| nth * 100).collect::<Vec<_>>());
+        let read = |memory| bytes_of(ReplayReads::remote(&record, memory).of_pages(record.entries()));
+        let all = 1000 * 100 * PAGE;
+        assert!((all - 100 * PAGE..=all).contains(&read(4 * all)), "{}", read(4 * all));
+        assert_eq!(read(all), 1000 * 16 * PAGE);
     }
 
     #[test]
@@ -240,7 +271,7 @@ mod tests {
     #[test]
     fn pages_of_the_beginning_come_before_those_of_the_end_wherever_they_lie() {
         let order: Vec<u32> = (0..2000).map(|i| 5000 - i).collect();
-        let (pages, _) = replayed(&Replay::new(&traced(&order), ReplayReads::LOCAL), 1 << 20);
+        let (pages, _) = replayed(&Replay::new(&traced(&order), ReplayReads::LOCAL), 1 << 20, 1 << 20);
         let first: Vec<u32> = pages[..256].to_vec();
         assert!(first.iter().all(|page| order[..256].contains(page)));
         assert!(first.is_sorted());
@@ -268,8 +299,8 @@ mod tests {
         ) {
             let record = traced(&pages);
             let kind = if is_remote { ReplayReads::REMOTE } else { ReplayReads::LOCAL };
-            let replay = Replay::new(&record, ReplayReads { ahead_bytes, ..kind });
-            let (mut found, reads) = replayed(&replay, bytes_max * PAGE);
+            let replay = Replay::new(&record, kind);
+            let (mut found, reads) = replayed(&replay, bytes_max * PAGE, ahead_bytes);
             found.sort_unstable();
             let mut wanted: Vec<u32> = record.entries().iter().map(|entry| entry.page).collect();
             wanted.sort_unstable();

@@ -97,11 +97,12 @@ use quinion::{Cache, File, Image};
 
 use crate::fault_record::{FaultRecord, ImageIdentity, Recorder};
 use crate::message::DESCRIPTORS_MAX;
+use crate::peer::has_one_ended;
 use crate::replay::{Replay, ReplayReads};
 use crate::snapshot::{Snapshot, UNNAMED};
 use crate::stats::{RestoreStats, VmStats};
 use crate::streams::STREAMS;
-use crate::vm::{Source, Vm};
+use crate::vm::{Source, Vm, WARM_BYTES};
 use crate::{Event, RestoreOptions};
 
 mod connection;
@@ -115,7 +116,7 @@ mod table;
 mod turns;
 mod wakeups;
 
-use connection::{Connection, ConnectionSlot, ConnectionState, Kind, of_token, token};
+use connection::{Connection, ConnectionSlot, ConnectionState, ForkState, Kind, of_token, token};
 use socket::{SocketAddress, failed, listen, listen_for_successors};
 use successor::{Succession, SuccessionRequest, TakenVm};
 use table::Table;
@@ -138,14 +139,19 @@ const DESCRIPTORS_OTHERS: usize = 32;
 /// How far reads may run ahead of a stream of a VM, in bytes. All of its streams together get half of its share of the
 /// cache, as long as that is more than the least.
 const REACH: std::ops::Range<u64> = 2 << 20..14 << 20;
-/// The part of the cache's memory that the reads of a replayed record may be ahead of what is supplied.
-const AHEAD_SHARE: u64 = 16;
+/// How far the reads of a record that is replayed from an object may be ahead of what is supplied, in bytes: half of
+/// the requests that a store's backend has in flight, so that a fault's own waits for no more than the others.
+const REPLAY_AHEAD: std::ops::Range<u64> = WARM_BYTES..32 << 20;
+/// The part of the cache's memory in which all VMs have their share of that.
+const REPLAY_AHEAD_SHARE: u64 = 8;
 /// When something that was refused is tried again.
 const SOON: Duration = Duration::from_millis(1);
 /// When a VM that waits for a read is looked at again, also if the read has not ended or has failed.
 const READ_CHECK: Duration = Duration::from_millis(50);
 /// When peers are accepted again after the system was short of something.
 const SHORT_OF_DESCRIPTORS: Duration = Duration::from_millis(100);
+/// When forks of a process that has ended are checked again.
+const FORKS_CHECK: Duration = Duration::from_millis(500);
 /// When processes that were killed are checked again.
 const DYING: Duration = Duration::from_millis(50);
 /// How much later than late a greeting's thread is taken for one that waits in the kernel.
@@ -317,7 +323,7 @@ impl Server {
             ServerSockets::open(socket, &snapshot, &options)?;
         let shared = Shared {
             recorder: recorder.map(Mutex::new),
-            replay: record.as_ref().map(|record| Replay::new(record, replay_reads(cache, &snapshot))),
+            replay: record.as_ref().map(|record| replay_of(record, cache, &snapshot)),
             threads_max: options.vms_max + REFUSED_MAX + stuck_max,
             reach_bytes: (cache.stats().memory_bytes / (options.vms_max * 2 * STREAMS) as u64)
                 .clamp(REACH.start, REACH.end),
@@ -531,13 +537,12 @@ impl ServerSockets {
     }
 }
 
-fn replay_reads(cache: &Cache, snapshot: &Snapshot) -> ReplayReads {
-    if !snapshot.reads_may_hang() {
-        return ReplayReads::LOCAL;
-    }
-    let share = cache.stats().memory_bytes / AHEAD_SHARE;
-    let ahead_bytes = share.clamp(ReplayReads::LOCAL.ahead_bytes, ReplayReads::REMOTE.ahead_bytes);
-    ReplayReads { ahead_bytes, ..ReplayReads::REMOTE }
+/// The first of `snapshot` lies in this process's file system, or is an object.
+fn replay_of(record: &FaultRecord, cache: &Cache, snapshot: &Snapshot) -> Replay {
+    let memory_bytes = cache.stats().memory_bytes;
+    let is_remote = snapshot.reads_may_hang();
+    let reads = if is_remote { ReplayReads::remote(record, memory_bytes) } else { ReplayReads::LOCAL };
+    Replay::new(record, reads)
 }
 
 pub(crate) fn check_options(options: &RestoreOptions) -> Result<()> {
@@ -590,15 +595,28 @@ impl Shared {
     fn take_over(&self, TakenVm { socket, peer, spaces }: TakenVm) {
         let counters = Arc::default();
         let source = Source::Copied(Box::new(self.snapshot.file()));
+        let spaces_count = spaces.len();
         let vm = Box::new(Vm::taken_over(spaces, source, Arc::clone(&counters)));
-        let place = ConnectionSlot { stage: ConnectionState::Taken, ..ConnectionSlot::default() };
+        // Of a process that has ended this may be the only fork.
+        let has_forks = spaces_count > 1 || has_one_ended(std::iter::once((&peer, socket.as_fd())));
+        let forks = if has_forks { ForkState::Some } else { ForkState::None };
+        let place = ConnectionSlot { stage: ConnectionState::Taken, forks, ..ConnectionSlot::default() };
         let mut table = self.table();
         table.last += 1;
         let connection = Connection { number: table.last, socket, peer, counters, place: Mutex::new(place) };
         let connection = Arc::new(connection);
         table.connections.insert(connection.number, Arc::clone(&connection));
         drop(table);
-        self.work_on(&connection, ConnectionState::Serving(vm), Kind::TakenOver);
+        self.work_on_for_workers(&connection, ConnectionState::Serving(vm), Kind::TakenOver);
+    }
+
+    fn replay_ahead_bytes(&self) -> u64 {
+        if !self.snapshot.reads_may_hang() || self.replay.is_none() {
+            return WARM_BYTES;
+        }
+        let vms = self.table().vms.len().max(1) as u64;
+        let share = self.cache.stats().memory_bytes / REPLAY_AHEAD_SHARE / vms;
+        share.clamp(REPLAY_AHEAD.start, REPLAY_AHEAD.end)
     }
 
     fn wake_worker(&self) {

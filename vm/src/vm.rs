@@ -46,6 +46,7 @@ use super::takeover::{SPACES_MAX, states_bytes};
 use super::{Event, Fill, PeerError};
 use crate::uffd::{CopyResult, CopyStop, Fault, MESSAGES_MAX, Message, MessageBuffer, Uffd};
 
+pub(super) use ahead::WARM_BYTES;
 use ahead::{AHEAD_BYTES, AHEAD_STEPS, AheadStep};
 use page_read::PageRead;
 
@@ -86,8 +87,12 @@ pub(super) struct VmShared<'a> {
     pub(super) fill: Fill,
     /// How far reads may run ahead of a VM that walks through its memory.
     pub(super) reach_bytes: u64,
+    /// How far a replayed record is read before what is supplied, in bytes.
+    pub(super) replay_ahead_bytes: u64,
     /// How long reads that fail are tried again.
     pub(super) retry_reads: Duration,
+    /// Called when the VM's process was forked, before the fork may run on.
+    pub(super) note_fork: &'a dyn Fn(),
     /// Makes a waker that has the VM looked at again.
     pub(super) waker: &'a dyn Fn() -> Waker,
     pub(super) tell: &'a dyn Fn(&Event),
@@ -418,7 +423,7 @@ impl Vm {
                         return Ok(NextWait::Read);
                     }
                     AheadStep::Later => return Ok(NextWait::Soon),
-                    AheadStep::Over => return Ok(NextWait::Over),
+                    AheadStep::Over => self.spaces[0].is_over = true,
                 },
             }
         }
@@ -454,7 +459,11 @@ impl Vm {
         // 1
         let mut messages = Vec::new();
         for _ in 0..READS_MAX {
+            let before = messages.len();
             let read = self.spaces[at].uffd.read(&mut self.inbox, &mut messages);
+            if messages[before..].iter().any(|message| matches!(message, Message::Forked(_))) {
+                (common.note_fork)();
+            }
             if read.map_err(PeerError::Descriptor)? < MESSAGES_MAX {
                 break;
             }
@@ -552,6 +561,12 @@ impl Vm {
             Message::Unknown(_) => {}
         }
         Ok(())
+    }
+
+    /// After the end of the process that the VM began with: whether another has its memory, as forks have.
+    pub(super) fn has_living_forks(&mut self) -> bool {
+        self.spaces.iter_mut().for_each(|space| space.is_over |= space.uffd.is_over());
+        self.spaces.iter().any(|space| !space.is_over)
     }
 
     fn add_space(&mut self, space: Space) -> Result<(), PeerError> {

@@ -94,6 +94,34 @@ fn memory_that_is_unmapped_moved_or_inherited_is_followed() {
     monitor.does("touch 0 880 1");
 }
 
+/// 1. A VM's process forks, and ends before its fork.
+/// 2. The server closes what it has of the VM.
+/// 3. Pages that the fork has not touched read as zeros.
+#[test]
+fn a_fork_that_outlives_its_machine_is_served_to_its_end() {
+    let test = "a_fork_that_outlives_its_machine_is_served_to_its_end";
+    if !vmm::has(test, &[Need::Userfault(ALL_EVENTS)]) {
+        return;
+    }
+    let fixture = Fixture::new(Image::new(23, 400));
+    let server = fixture.serve(RestoreOptions::default());
+    let mut monitor = Monitor::start(&fixture.plan().features(ALL_EVENTS));
+    monitor.does("touch 0 100 2");
+    let folder = tempfile::tempdir().unwrap();
+    let outcome = folder.path().join("outcome");
+    monitor.does(&format!("orphan {} balloon 50 20 dontneed; touch 0 400 2", outcome.display()));
+    monitor.kill();
+    let since = Instant::now();
+    while !outcome.exists() && since.elapsed() < Duration::from_secs(60) {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(std::fs::read_to_string(&outcome).expect("the fork goes on"), "done");
+    while server.stats().vms > 0 && since.elapsed() < Duration::from_secs(120) {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(server.stats().vms, 0, "its end is noticed");
+}
+
 /// Pins all that may be pinned of the cache of `fixture`, page by page.
 fn pins_of_all(fixture: &Fixture) -> Vec<Pinned> {
     let bytes = 64 << 20;

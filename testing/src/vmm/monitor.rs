@@ -11,6 +11,7 @@
 //!   probe PAGE                   reads by the kernel's hand; answers with its error
 //!   unmap FIRST PAGES, remap REGION
 //!   fork COMMAND; COMMAND; ..    a child does them, and its end says whether they were right
+//!   orphan FILE COMMAND; ..      a child does them when the monitor has ended, and writes their outcome to the file
 //!   sum FIRST PAGES, set FIRST PAGES VALUE     a guest under KVM does it
 //!   idle                         ends when the test does
 //! ```
@@ -288,6 +289,10 @@ fn obey(state: &mut Option<State>, line: &str) -> Result<(), String> {
     if verb == "fork" {
         return fork(state, rest);
     }
+    if verb == "orphan" {
+        let (file, commands) = rest.split_once(' ').expect("a file and commands");
+        return orphan(state, Path::new(file), commands);
+    }
     let number = |at: usize| -> u64 { words[at].parse().expect("a number") };
     let pages = || number(0)..number(0) + number(1);
     let State { memory, .. } = state.as_mut().ok_or("it has not begun")?;
@@ -489,6 +494,34 @@ fn fork(state: &mut Option<State>, commands: &str) -> Result<(), String> {
             unsafe { libc::waitpid(child, &raw mut status, 0) };
             if status == 0 { Ok(()) } else { Err(format!("the child ended by {status:#x}")) }
         }
+    }
+}
+
+/// A child, with a copy of all that is mapped, does the commands after this process has ended. The file is there when
+/// they are done: it says `done`, or why not.
+fn orphan(state: &mut Option<State>, file: &Path, commands: &str) -> Result<(), String> {
+    let parent = std::process::id();
+    // SAFETY: the child does what the monitor does, which needs nothing of threads that are not there any more.
+    match unsafe { libc::fork() } {
+        -1 => Err(format!("fork: {}", std::io::Error::last_os_error())),
+        0 => {
+            for fd in 0..2 {
+                // SAFETY: the test would wait for the other ends of these; nothing here uses them.
+                unsafe { libc::close(fd) };
+            }
+            while std::os::unix::process::parent_id() == parent {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            // The server, too, is to know of it.
+            std::thread::sleep(Duration::from_millis(500));
+            let outcome = commands.split("; ").try_for_each(|command| obey(state, command));
+            let words = outcome.err().unwrap_or_else(|| "done".to_owned());
+            let whole = file.with_extension("whole");
+            let written = std::fs::write(&whole, words).and_then(|()| std::fs::rename(&whole, file));
+            // SAFETY: nothing of this process's is to be cleaned up by its copy.
+            unsafe { libc::_exit(i32::from(written.is_err())) }
+        }
+        _ => Ok(()),
     }
 }
 

@@ -36,6 +36,19 @@ pub(super) struct ConnectionSlot {
     pub(super) is_paused: bool,
     /// Whether `GivenUp` was reported.
     pub(super) is_given_up: bool,
+    pub(super) forks: ForkState,
+}
+
+/// Forks of a VM's process that are served with it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum ForkState {
+    /// The process was never forked, as far as was read.
+    #[default]
+    None,
+    /// The process was forked; some of the forks may live.
+    Some,
+    /// The process has ended, and forks of it live.
+    Orphaned,
 }
 
 #[derive(Default)]
@@ -74,6 +87,13 @@ pub(super) enum Kind {
     TakenOver = 7,
 }
 
+impl Kind {
+    /// Whether it may be the end of the peer, which no other event tells again.
+    fn is_of_end(self) -> bool {
+        matches!(self, Self::Socket | Self::Process)
+    }
+}
+
 const KIND_BITS: u32 = 3;
 
 pub(super) fn token(number: u64, kind: Kind) -> EventData {
@@ -103,7 +123,7 @@ impl Connection {
         let mut place = self.place();
         if place.is_paused {
             // Other events are dropped: when serving resumes, a worker looks at the VM in any case.
-            if kind == Kind::Socket {
+            if kind.is_of_end() {
                 place.wanted = Some(kind);
             }
             return None;
@@ -111,7 +131,7 @@ impl Connection {
         match std::mem::replace(&mut place.stage, ConnectionState::Taken) {
             ConnectionState::Taken => {
                 // An event of the socket is not replaced: after any event, faults are looked for.
-                if place.wanted != Some(Kind::Socket) {
+                if !place.wanted.is_some_and(Kind::is_of_end) {
                     place.wanted = Some(kind);
                 }
                 None
@@ -127,6 +147,14 @@ impl Connection {
             }
             stage => Some(stage),
         }
+    }
+
+    pub(super) fn forks(&self) -> ForkState {
+        self.place().forks
+    }
+
+    pub(super) fn set_forks(&self, forks: ForkState) {
+        self.place().forks = forks;
     }
 
     pub(super) fn may_greet(&self) -> bool {

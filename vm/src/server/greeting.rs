@@ -20,7 +20,7 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags};
 
-use super::connection::{Connection, ConnectionSlot, ConnectionState, HeldUffds, Kind, token};
+use super::connection::{Connection, ConnectionSlot, ConnectionState, ForkState, HeldUffds, Kind, token};
 use super::{
     DYING, ENDING, GRACE, GREETINGS, LISTENER, ONCE, REFUSED_MAX, SHORT_OF_DESCRIPTORS, SOON, Shared,
 };
@@ -111,7 +111,9 @@ impl Shared {
         let vms: Vec<Arc<Connection>> =
             table.vms.iter().filter_map(|vm| table.connections.get(vm)).cloned().collect();
         drop(table);
-        if has_one_ended(vms.iter().map(|vm| vm.end())) {
+        // The end of a process says nothing of its forks, whose place this is.
+        let with_process = vms.iter().filter(|vm| vm.forks() != ForkState::Orphaned);
+        if has_one_ended(with_process.map(|vm| vm.end())) {
             AcceptState::Soon
         } else if is_crowded {
             AcceptState::Crowded(
@@ -193,6 +195,7 @@ impl Shared {
             wanted: None,
             is_paused: false,
             is_given_up: false,
+            forks: ForkState::None,
         };
         let connection =
             Arc::new(Connection { number, socket, peer, counters: Arc::default(), place: Mutex::new(place) });
@@ -258,7 +261,9 @@ impl Shared {
         }
         let is_ending = self.is_ending.load(Ordering::Relaxed);
         match received {
-            Ok(vm) if !is_ending => self.work_on(connection, ConnectionState::Serving(vm), Kind::Beginning),
+            Ok(vm) if !is_ending => {
+                self.work_on_for_workers(connection, ConnectionState::Serving(vm), Kind::Beginning);
+            }
             Err(why) if !is_ending => {
                 let stage = self.refuse(connection, greeting, why);
                 self.settle(connection, stage);
@@ -280,26 +285,25 @@ impl Shared {
     pub(super) fn end_late_greetings(&self) {
         let (now, late_after) = (Instant::now(), self.options.greeting + GRACE);
         let all: Vec<Arc<Connection>> = self.table().connections.values().cloned().collect();
-        let mut oldest: Option<Instant> = None;
-        for connection in all {
-            let is_late = |stage: &ConnectionState| match stage {
-                ConnectionState::Greeting { since } => now >= *since + late_after,
-                _ => false,
-            };
-            if connection.take_if(is_late).is_none() {
-                oldest = oldest.into_iter().chain(connection.greets_since()).min();
-                continue;
-            }
+        let is_late = |stage: &ConnectionState| match stage {
+            ConnectionState::Greeting { since } => now >= *since + late_after,
+            _ => false,
+        };
+        let (late, others): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|connection| connection.take_if(is_late).is_some());
+        // Before anything is told: an observer may block.
+        if let Some(since) = others.iter().filter_map(|connection| connection.greets_since()).min() {
+            self.want_after(GREETINGS, (since + late_after).saturating_duration_since(now));
+        }
+        for connection in late {
             // A peer that is silent is refused by its thread. This one waits in the kernel, or for the snapshot's disk,
-            // and may have the peer's memory.
+            // and may have the peer's memory. It has been no VM, also if its end is noticed before it is refused.
+            connection.place().is_given_up = true;
             if self.options.on_failure == OnFailure::Kill {
                 connection.peer.kill();
             }
             self.refused(&connection, PeerError::Late(self.options.greeting));
             self.settle(&connection, ConnectionState::Over);
-        }
-        if let Some(since) = oldest {
-            self.want_after(GREETINGS, (since + late_after).saturating_duration_since(now));
         }
     }
 }

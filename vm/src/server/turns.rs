@@ -5,6 +5,11 @@
 //!                                                              '--wrong, or a panic--> given up (`ends.rs`)
 //! ```
 //!
+//! **Forks.** A VM's process that was forked may end before its forks, whose memory would then read as zeros. So the VM
+//! is served until the last of them has ended; they are looked at now and then, since the kernel tells of no fork's
+//! end. A fork that no worker has noted when its process's end is noticed is not served: microseconds lie between the
+//! read of the event, before which no fork runs, and its note.
+//!
 //! A step that begins a VM has its spaces watched; one that serves it looks for faults in all of them, whatever event
 //! it was, and has them told once more.
 
@@ -15,8 +20,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, EventFlags};
 
-use super::connection::{Connection, ConnectionState, Kind, token};
-use super::{ONCE, READ_CHECK, SOON, Shared};
+use super::connection::{Connection, ConnectionState, ForkState, Kind, token};
+use super::{FORKS_CHECK, ONCE, READ_CHECK, SOON, Shared};
 use crate::message::ready;
 use crate::peer::say;
 use crate::takeover::SPACES_MAX;
@@ -47,10 +52,14 @@ impl PoisonedQuota {
     }
 }
 
+fn is_peers_end(connection: &Connection, kind: Kind) -> bool {
+    kind == Kind::Process || (kind == Kind::Socket && connection.peer.alive().is_none())
+}
+
 impl Shared {
     pub(super) fn attend(&self, number: u64, kind: Kind) {
         let Some(connection) = self.table().connections.get(&number).cloned() else { return };
-        if kind == Kind::Process {
+        if kind == Kind::Process && connection.forks() == ForkState::None {
             return self.end_connection(&connection);
         }
         if let Some(stage) = connection.take(kind) {
@@ -61,12 +70,21 @@ impl Shared {
     /// Puts a stage back, unless something was wanted of it meanwhile; then that is done first.
     pub(super) fn settle(&self, connection: &Connection, stage: ConnectionState) {
         if let Some((stage, kind)) = connection.put_back(stage) {
-            self.work_on(connection, stage, kind);
+            self.work_on_for_workers(connection, stage, kind);
+        }
+    }
+
+    /// As [`Shared::work_on`], on a thread that is no worker: workers may sleep, and one is woken if there is something
+    /// to supply ahead.
+    pub(super) fn work_on_for_workers(&self, connection: &Connection, stage: ConnectionState, kind: Kind) {
+        self.work_on(connection, stage, kind);
+        if !self.table().ahead.is_empty() {
+            self.wake_worker();
         }
     }
 
     /// Works on a connection that this thread has, and puts it back.
-    pub(super) fn work_on(&self, connection: &Connection, mut stage: ConnectionState, mut kind: Kind) {
+    fn work_on(&self, connection: &Connection, mut stage: ConnectionState, mut kind: Kind) {
         loop {
             let done = contained(|| self.step(connection, &mut stage, kind));
             let wrong = done.unwrap_or(Err(PeerError::Panicked)).err();
@@ -89,9 +107,14 @@ impl Shared {
     ) -> std::result::Result<(), PeerError> {
         match stage {
             // Nothing that it still sends matters. Without a process, its end is the VM's.
-            ConnectionState::Serving(_) if kind == Kind::Socket && connection.peer.alive().is_none() => {
-                *stage = ConnectionState::Over;
-                self.end_connection(connection);
+            ConnectionState::Serving(vm) if is_peers_end(connection, kind) => {
+                if vm.has_living_forks() {
+                    connection.set_forks(ForkState::Orphaned);
+                    self.serve(connection, vm)?;
+                } else {
+                    *stage = ConnectionState::Over;
+                    self.end_connection(connection);
+                }
             }
             // Whichever event it was: faults that arrived meanwhile are reported by no other event.
             ConnectionState::Serving(vm) => {
@@ -105,6 +128,10 @@ impl Shared {
                     *stage = ConnectionState::Over;
                     self.end_connection(connection);
                 }
+            }
+            ConnectionState::Dying { .. } if kind == Kind::Process => {
+                *stage = ConnectionState::Over;
+                self.end_connection(connection);
             }
             ConnectionState::Dying { .. } => self.await_end(connection),
             ConnectionState::Greeting { .. }
@@ -195,6 +222,13 @@ impl Shared {
     }
 
     fn serve(&self, connection: &Connection, vm: &mut Vm) -> std::result::Result<NextWait, PeerError> {
+        if connection.forks() == ForkState::Orphaned {
+            // The kernel tells of no fork's end.
+            if !vm.has_living_forks() {
+                return Ok(NextWait::Over);
+            }
+            self.want_after(connection.number, FORKS_CHECK);
+        }
         let common = VmShared {
             snapshot: &self.snapshot,
             // While pages are recorded, one that was not touched must not look as if it had been.
@@ -203,7 +237,9 @@ impl Shared {
             replay: self.replay.as_ref(),
             fill: self.options.fill,
             reach_bytes: self.reach_bytes,
+            replay_ahead_bytes: self.replay_ahead_bytes(),
             retry_reads: self.options.retry_reads,
+            note_fork: &|| connection.set_forks(ForkState::Some),
             waker: &|| self.wakeups.waker(connection.number),
             tell: &|event: &Event| self.tell(event),
             tell_poisoned: &|range, why| self.tell_poisoned(connection, range, why),

@@ -49,8 +49,9 @@ pub(super) const AHEAD_BYTES_MAX: u64 = 512 << 10;
 /// Steps of [`AHEAD_BYTES`] in one turn.
 pub(super) const AHEAD_STEPS: u64 = 4;
 const AHEAD_RUNS: usize = 64;
-/// How far before what is supplied unasked the snapshot is read, in bytes. A fault's own read waits behind them.
-pub(super) const WARM_BYTES: u64 = 8 << 20;
+/// How far before what is supplied unasked the snapshot is read, in bytes, at least. A fault's own read waits behind
+/// them.
+pub(in super::super) const WARM_BYTES: u64 = 8 << 20;
 /// Windows of streams, and neighbours that had not come, that wait to be supplied. Older ones are left to their faults.
 const WINDOWS_MAX: usize = 8;
 /// The size of a neighbourhood in the image, and how much of it is absent at most when the rest is supplied ahead.
@@ -307,7 +308,7 @@ impl Vm {
     }
 
     fn supply_replayed(&mut self, replay: &Replay, common: &VmShared<'_>) -> Result<AheadStep, PeerError> {
-        let reads = self.replayed.warm(replay);
+        let reads = self.replayed.warm(replay, common.replay_ahead_bytes);
         self.read_ahead(reads, common);
         let mut left = self.ahead_bytes;
         for _ in 0..AHEAD_RUNS {

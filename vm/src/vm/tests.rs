@@ -13,7 +13,7 @@ use quinion_testing::vmm::kernel::{self, Userfault};
 use quinion_testing::vmm::memory::{Of, map};
 use quinion_testing::vmm::{self, Need};
 
-use super::ahead::AHEAD_BYTES_MAX;
+use super::ahead::{AHEAD_BYTES_MAX, WARM_BYTES};
 use super::*;
 use crate::fault_record::{FaultRecord, Recorder};
 use crate::pages::MappedRegion;
@@ -100,9 +100,11 @@ impl QuietVm {
             replay: self.replay.as_ref(),
             fill: self.fill,
             reach_bytes: 2 * MIB,
+            replay_ahead_bytes: WARM_BYTES,
             retry_reads: Duration::ZERO,
             waker: &|| Waker::noop().clone(),
             tell: &|_| (),
+            note_fork: &|| (),
             tell_poisoned: &|_, _| (),
         };
         act(&mut self.vm, &common)

@@ -26,7 +26,7 @@ use crate::layout::PAGE_BYTES;
 pub const IN_USE_MAX: Duration = Duration::from_secs(2);
 /// How often space is asked for, if signals come meanwhile.
 const TRIES_MAX: u32 = 100;
-const LOCK_LOOK: Duration = Duration::from_millis(5);
+const LOCK_POLL: Duration = Duration::from_millis(5);
 const NAME: &str = "quinion.disk";
 
 /// Where a store keeps its bytes. Offsets and lengths are multiples of 4096, and buffers are aligned to 4096 bytes.
@@ -204,7 +204,7 @@ fn lock(file: &File, in_use_max: Duration) -> Result<(), Errno> {
     let begun = Instant::now();
     loop {
         match flock(file, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) if begun.elapsed() < in_use_max => sleep(LOCK_LOOK),
+            Err(Errno::WOULDBLOCK) if begun.elapsed() < in_use_max => sleep(LOCK_POLL),
             Err(Errno::INTR) => {}
             locked => return locked,
         }

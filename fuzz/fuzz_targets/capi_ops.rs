@@ -192,7 +192,7 @@ impl World {
             19 => self.hint(call),
             20..=22 => self.pin(call),
             23 => self.unpin(call),
-            24 => self.look_at_pin(call),
+            24 => self.check_pin(call),
             25 | 26 => self.read_batch(call),
             27 => self.allocate(call),
             _ => self.read(call),
@@ -686,7 +686,7 @@ impl World {
         }
     }
 
-    fn look_at_pin(&self, call: &Call) {
+    fn check_pin(&self, call: &Call) {
         let Some(pin) = &self.pins[call.other % self.pins.len()] else {
             // SAFETY: NULL is refused.
             return assert_invalid(unsafe { qn_pin_length(null()) });
@@ -712,7 +712,7 @@ impl World {
     }
 
     fn unpin(&mut self, call: &Call) {
-        self.look_at_pin(call);
+        self.check_pin(call);
         let place = call.other % self.pins.len();
         let handle = self.pins[place].take().map_or(null_mut(), |pin| pin.handle);
         // SAFETY: NULL, or an open handle that is forgotten here.

@@ -105,7 +105,7 @@ impl Shared {
 
     /// The object by its known metadata, if that is fresh, or as the store tells, under the conditions of `options`. If
     /// it was asked by a GET, also the answer to that.
-    async fn look(&self, path: &Path, options: &GetOptions) -> Result<(KnownObject, Option<GetResult>)> {
+    async fn lookup(&self, path: &Path, options: &GetOptions) -> Result<(KnownObject, Option<GetResult>)> {
         self.objects.check_process(path)?;
         let known = self.known.fresh(path);
         if let Some(object) = known.filter(|object| !is_to_be_asked(options, object.file.meta())) {
@@ -322,7 +322,7 @@ impl ObjectStore for CachedStore {
             return bare::get(&*self.shared.bare(), path, options).await;
         }
         for _ in 0..CHANGES_MAX {
-            let (object, answered) = match self.shared.look(path, &options).await {
+            let (object, answered) = match self.shared.lookup(path, &options).await {
                 Err(Error::TooLarge { .. } | Error::Unversioned(_)) => break,
                 object => object?,
             };
@@ -337,9 +337,9 @@ impl ObjectStore for CachedStore {
     async fn get_ranges(&self, path: &Path, ranges: &[Range<u64>]) -> StoreResult<Vec<Bytes>> {
         for _ in 0..CHANGES_MAX {
             // A HEAD asks for the metadata, since the bytes that are wanted are not one range.
-            let file = match self.shared.look(path, &GetOptions::new().with_head(true)).await {
+            let file = match self.shared.lookup(path, &GetOptions::new().with_head(true)).await {
                 Err(Error::TooLarge { .. } | Error::Unversioned(_)) => break,
-                looked => looked?.0.file,
+                found => found?.0.file,
             };
             let size = file.len();
             let resolved = ranges.iter().map(|range| resolve(Some(&range.clone().into()), size));

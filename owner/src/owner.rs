@@ -90,7 +90,7 @@ pub struct CacheOwner {
     before_noted: tests::BeforeNoted,
 }
 
-const LET_GO_LOOKS: u32 = 20;
+const LET_GO_TRIES: u32 = 20;
 const LET_GO_PAUSE: Duration = Duration::from_millis(5);
 
 impl CacheOwner {
@@ -180,7 +180,7 @@ impl CacheOwner {
 
     /// Closes a file that no viewer has; a request that is being answered, or a copy, may keep it a moment longer.
     fn close_unattached(&self, id: FileId) {
-        for _ in 0..LET_GO_LOOKS {
+        for _ in 0..LET_GO_TRIES {
             if self.cache.forget_idle(id) {
                 return;
             }
@@ -451,7 +451,7 @@ impl Owner for CacheOwner {
         let attach_policy =
             self.copies.as_ref().map_or(AttachPolicy::default(), |_| background_copy::LAZY_ATTACH);
         AttachPolicy {
-            looks_at_times: self.admission.rules.coherence == WithoutLease::CheckTimes,
+            checks_times: self.admission.rules.coherence == WithoutLease::CheckTimes,
             any_file_system: self.admission.rules.any_file_system,
             ..attach_policy
         }
@@ -462,7 +462,7 @@ impl Owner for CacheOwner {
         if self.admission.is_watched(id) {
             return None; // the viewer that attaches it is told
         }
-        self.admission.rules.look(&format!("/proc/self/fd/{}", file.as_raw_fd()), Path::new(""), id).ok()?;
+        self.admission.rules.check(&format!("/proc/self/fd/{}", file.as_raw_fd()), Path::new(""), id).ok()?;
         if self.admission.shortage.is_refused(id) {
             return None; // the viewer that attaches it is told
         }

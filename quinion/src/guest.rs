@@ -73,7 +73,7 @@ const AHEAD: u64 = 3 * PIECE;
 /// How long a snapshot that was just written may take until a later change is sure to show.
 const SETTLE_MAX: Duration = Duration::from_secs(5);
 /// Time between two checks whether that is so.
-const SETTLE_LOOK: Duration = Duration::from_millis(5);
+const SETTLE_POLL: Duration = Duration::from_millis(5);
 const WORD: u64 = u64::BITS as u64;
 
 fn extents_for(bytes: u64) -> Result<u32, Error> {
@@ -284,7 +284,7 @@ impl ImageMemory {
     fn bring_piece(&self, piece: Range<PageIndex>, tell: PageObserver<'_>) -> ControlFlow<()> {
         let brought = self.filemap.bring(&self.mapping, piece.clone());
         // After all of it came: pages that came from another content show by now.
-        if let Err(error) = self.look(brought.ended.is_some(), piece.start) {
+        if let Err(error) = self.revalidate(brought.ended.is_some(), piece.start) {
             return tell(piece, Err(error));
         }
         let there = brought.there.into_iter().map(|pages| (pages.start..pages.end.min(piece.end), None));
@@ -307,7 +307,7 @@ impl ImageMemory {
     }
 
     /// `has_ended`: the snapshot was found to end early.
-    fn look(&self, has_ended: bool, at: PageIndex) -> Result<(), Error> {
+    fn revalidate(&self, has_ended: bool, at: PageIndex) -> Result<(), Error> {
         let now = self.mapping.backend().attributes().map_err(Repr::Attributes)?;
         if has_ended || !is_same(&self.opened, &now) {
             self.is_broken.store(true, Ordering::Relaxed); // each look finds out by itself
@@ -394,7 +394,7 @@ fn settled(backend: &dyn Backend, name: &str) -> Result<Attributes, Error> {
     // A device has no times that tell of its content.
     let has_times = seen.version.modified != 0;
     while has_times && !seen.version.settled {
-        std::thread::sleep(SETTLE_LOOK);
+        std::thread::sleep(SETTLE_POLL);
         let now = backend.attributes().map_err(Repr::Attributes)?;
         if began.elapsed() > SETTLE_MAX && !now.version.settled {
             let text = format!(

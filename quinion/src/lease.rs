@@ -3,7 +3,7 @@
 //! ```text
 //!   another process          kernel                     fetcher          worker                  holder
 //!     open for writing -----> breaks the read lease --> signal, fd --.
-//!     sleeps                                             notes fd    '-> wakes --look()-------> trusts it no more
+//!     sleeps                                             notes fd    '-> wakes --check()------> trusts it no more
 //!        .                                                                                      forgets the bytes
 //!        .                <------------------------------------------------------------------   gives it up
 //!     goes on, writes
@@ -14,7 +14,7 @@
 //! `/proc/sys/fs/lease-break-time` is over (45 seconds by default): then the kernel revokes it. (An `open` with
 //! `O_NONBLOCK` fails with `EAGAIN`; the holder is notified all the same.)
 //!
-//! This module takes leases, and tells their **holders** to look at them ([`LeaseHolder::look`]).
+//! This module takes leases, and tells their **holders** to look at them ([`LeaseHolder::check`]).
 //!
 //! **Two threads**, started with the first lease and ended with the cache. The *fetcher* waits for the signal, which
 //! comes to it alone, and notes its lease (`sys/lease.rs` tells why it does nothing else). The *worker* has the
@@ -120,7 +120,7 @@ pub trait LeaseHolder: Send + Sync {
     /// Checks whether the lease still stands ([`Lease::stands`]). If not: first stops trusting it, then forgets the
     /// pages that were read under it, and then drops it. May wait for locks; a writer in another process waits for this
     /// call.
-    fn look(&self);
+    fn check(&self);
     /// Gives the lease up, because it will not be checked for a while. Pages that were read under it must not be
     /// trusted until the file was checked or there is a lease again.
     fn give_up(&self);
@@ -373,17 +373,17 @@ impl LeaseShared {
     }
 
     fn work(&self) {
-        let look = |holders: Vec<Weak<dyn LeaseHolder>>| {
+        let check = |holders: Vec<Weak<dyn LeaseHolder>>| {
             for holder in holders.into_iter().filter_map(|holder| holder.upgrade()) {
-                contained(|| holder.look());
+                contained(|| holder.check());
             }
         };
         let mut all_at = 0;
         loop {
             match self.begin_round(all_at) {
-                WorkerStep::Some(holders) => look(holders),
+                WorkerStep::Some(holders) => check(holders),
                 WorkerStep::All(holders, begun, break_time) => {
-                    look(holders);
+                    check(holders);
                     self.see(begun, break_time);
                     all_at = begun.saturating_add(nanoseconds(break_time / 4));
                 }
@@ -443,17 +443,17 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     /// Notes for each look whether its lease stands, and gives it up if not.
-    struct LookReport {
+    struct CheckReport {
         lease: Mutex<Option<Lease>>,
-        looks: Mutex<Sender<bool>>,
+        checks: Mutex<Sender<bool>>,
         panics: bool,
     }
 
-    impl LeaseHolder for LookReport {
-        fn look(&self) {
+    impl LeaseHolder for CheckReport {
+        fn check(&self) {
             let mut lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
             let stands = lease.as_ref().is_some_and(Lease::stands);
-            self.looks.lock().unwrap().send(stands).unwrap();
+            self.checks.lock().unwrap().send(stands).unwrap();
             assert!(!self.panics, "this holder always panics");
             if !stands {
                 *lease = None;
@@ -464,17 +464,17 @@ mod tests {
         }
     }
 
-    fn holder() -> (Arc<LookReport>, Receiver<bool>) {
+    fn holder() -> (Arc<CheckReport>, Receiver<bool>) {
         holder_as(false)
     }
 
-    fn panicking_holder() -> (Arc<LookReport>, Receiver<bool>) {
+    fn panicking_holder() -> (Arc<CheckReport>, Receiver<bool>) {
         holder_as(true)
     }
 
-    fn holder_as(panics: bool) -> (Arc<LookReport>, Receiver<bool>) {
-        let (looks, heard) = channel();
-        (Arc::new(LookReport { lease: Mutex::default(), looks: Mutex::new(looks), panics }), heard)
+    fn holder_as(panics: bool) -> (Arc<CheckReport>, Receiver<bool>) {
+        let (checks, heard) = channel();
+        (Arc::new(CheckReport { lease: Mutex::default(), checks: Mutex::new(checks), panics }), heard)
     }
 
     fn backend(path: &Path) -> Arc<dyn Backend> {
@@ -484,7 +484,7 @@ mod tests {
 
     /// As [`take`], again: a process that another test starts has a writer's descriptor until it executes its
     /// program.
-    fn take_at_last(leases: &Leases, on: &Arc<dyn Backend>, holder: &Arc<LookReport>) {
+    fn take_at_last(leases: &Leases, on: &Arc<dyn Backend>, holder: &Arc<CheckReport>) {
         let begun = Instant::now();
         while let Err(why) = take(leases, on, holder) {
             assert!(why == NoLease::OpenForWriting && begun.elapsed() < LONG, "{why}");
@@ -492,8 +492,8 @@ mod tests {
         }
     }
 
-    fn take(leases: &Leases, on: &Arc<dyn Backend>, holder: &Arc<LookReport>) -> Result<(), NoLease> {
-        let weak: Weak<LookReport> = Arc::downgrade(holder);
+    fn take(leases: &Leases, on: &Arc<dyn Backend>, holder: &Arc<CheckReport>) -> Result<(), NoLease> {
+        let weak: Weak<CheckReport> = Arc::downgrade(holder);
         let lease = leases.take(on, weak)?;
         // A holder that panics may have looked in between, with its lock held.
         *holder.lease.lock().unwrap_or_else(PoisonError::into_inner) = Some(lease);
@@ -548,12 +548,12 @@ mod tests {
     #[test]
     fn each_round_asks_the_signalled_holders_or_from_time_to_time_all() {
         let (shared, (one, _), (other, _)) = (LeaseShared::default(), holder(), holder());
-        let weak = |holder: &Arc<LookReport>| -> Weak<dyn LeaseHolder> {
-            Arc::downgrade(holder) as Weak<LookReport>
+        let weak = |holder: &Arc<CheckReport>| -> Weak<dyn LeaseHolder> {
+            Arc::downgrade(holder) as Weak<CheckReport>
         };
         shared.enter(5, weak(&one));
         shared.enter(7, weak(&other));
-        let is = |holders: &[Weak<dyn LeaseHolder>], expected: &[&Arc<LookReport>]| {
+        let is = |holders: &[Weak<dyn LeaseHolder>], expected: &[&Arc<CheckReport>]| {
             holders.len() == expected.len()
                 && expected.iter().all(|one| holders.iter().any(|holder| holder.ptr_eq(&weak(one))))
         };

@@ -663,7 +663,7 @@ impl Reclaim {
         class: Class,
         held: &Weights,
     ) -> OldestVerdict {
-        match self.look(folio) {
+        match self.check_references(folio) {
             OldestState::Stuck => OldestVerdict::Stuck,
             OldestState::Spared => OldestVerdict::Keep(class),
             OldestState::Due(_) if class == Class::Uncached && self.adopt(folio) => {
@@ -696,7 +696,7 @@ impl Reclaim {
     }
 
     /// The state of a scanned folio. The caller has had the lock of the rings since it was listed.
-    fn look(&self, folio: &Scanned<'_>) -> OldestState {
+    fn check_references(&self, folio: &Scanned<'_>) -> OldestState {
         if !can_go(folio.descriptor) && !self.can_spill(folio.frame) {
             return OldestState::Stuck;
         }

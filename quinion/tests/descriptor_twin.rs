@@ -19,7 +19,7 @@ const CALLS: &[Call] = &[
     Call::Set(7),
     Call::Skip(2),
     Call::SkipBeyond(11),
-    Call::Look,
+    Call::Peek,
     Call::Reopen(1),
     Call::Attach,
     Call::AttachWriter,
@@ -53,8 +53,8 @@ fn all_sequences_of_three_calls_are_as_of_the_kernel_alone() {
     for &a in CALLS {
         for &b in CALLS {
             for &c in CALLS {
-                same(&[Call::Read(1), a, b, c, Call::Read(1), Call::Look]);
-                same(&[Call::Attach, Call::Read(1), a, b, c, Call::Read(1), Call::Look]);
+                same(&[Call::Read(1), a, b, c, Call::Read(1), Call::Peek]);
+                same(&[Call::Attach, Call::Read(1), a, b, c, Call::Read(1), Call::Peek]);
             }
         }
     }

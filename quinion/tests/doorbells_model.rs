@@ -52,7 +52,7 @@ impl Fixture {
     /// The watcher's half, until it would sleep: returns the number that it would sleep on.
     fn watch(&self, watched: &mut WatchedViewers) -> u32 {
         let mut is_rung = false;
-        let number = watched.look(1, &self.futex, || {
+        let number = watched.check(1, &self.futex, || {
             self.doorbells.put_up(VIEWER);
             is_rung = true;
         });
@@ -73,13 +73,13 @@ impl Fixture {
         let mut taken = 0;
         loop {
             let (_, number) = self.doorbells.rings();
-            let look = |viewer| {
+            let find = |viewer| {
                 assert_eq!(viewer, VIEWER);
                 let request = (0..2).find(|&slot| self.take_slot(slot));
                 let more = self.slots.iter().any(|slot| slot.load(Ordering::Relaxed) == PENDING);
                 Found { request, more: more && request.is_some() }
             };
-            match self.doorbells.take(0..64, look) {
+            match self.doorbells.take(0..64, find) {
                 Some(_) => taken += 1,
                 None => return (taken, number),
             }

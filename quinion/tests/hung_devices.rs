@@ -8,8 +8,8 @@
 //! ```
 //!
 //! A device here keeps what it is given until a test has it answer. Where a call could wait for ever, it is waited for
-//! with a bound, and the device answers before anything is asserted. `hung_looks.rs` has file systems that answer no
-//! look at a file; `starvation.rs` has devices that end nothing while there is memory elsewhere.
+//! with a bound, and the device answers before anything is asserted. `hung_revalidations.rs` has file systems that
+//! answer no look at a file; `starvation.rs` has devices that end nothing while there is memory elsewhere.
 
 use std::collections::BTreeSet;
 use std::fmt;

@@ -127,7 +127,7 @@ scenarios! {
         [[Call::DupRead(1)], [Call::Attach, Call::Read(4)]]
         => ["0, 0 1", "4, 0 0"];
     look_and_read: false, None, SERVED,
-        [[Call::Look], [Call::Read(4), Call::DupRead(1)]]
+        [[Call::Peek], [Call::Read(4), Call::DupRead(1)]]
         => ["10, 10 14", "14, 10 14", "15, 10 14"];
     positional_and_attach: false, None, LEFT,
         [[Call::Attach], [Call::Pread, Call::Pread]]
@@ -200,10 +200,10 @@ fn exec_and_open() {
 const WRONG: &str = "wrong history";
 
 const NEEDED: &[Needed] = &[
-    (Mutant::LookAcquire, &[("positional_and_attach", WRONG)]),
+    (Mutant::WordAcquire, &[("positional_and_attach", WRONG)]),
     (Mutant::AdvanceExchange, &[("read_and_read", WRONG)]),
     (Mutant::StillFence, &[("reopen_and_positional", WRONG)]),
-    (Mutant::StillLook, &[("reopen_and_positional", WRONG)]),
+    (Mutant::StillRecheck, &[("reopen_and_positional", WRONG)]),
     (Mutant::SettledWait, &[("two_duplicates", WRONG)]),
     (Mutant::MovingRelease, &[("positional_and_attach", WRONG)]),
     (Mutant::LeaveMoving, &[("two_duplicates", WRONG)]),

@@ -1363,7 +1363,7 @@ impl Pages {
         }
     }
     fn copy(&self, page: usize) -> Option<[u64; 2]> {
-        let seen = written::look(&self.sequences[page])?;
+        let seen = written::read_begin(&self.sequences[page])?;
         let bytes = self.frames.bytes[page].copy();
         written::is_still(&self.sequences[page], seen).then_some(bytes)
     }

@@ -78,7 +78,7 @@ fn r02_one_cached_page_costs_one_slot_read_after_the_descent() {
     for (page, rules) in [0, 5, 62, 63].into_iter().flat_map(|page| BOTH.map(|rules| (page, rules))) {
         let gathered = fixture.gather(page, page, rules);
         assert_eq!(gathered, (BatchEnd::Covered, ones([page]), DESCENT + CONFIRM));
-        let past = fixture.gather(page, page, BatchRules { at_end: LastFolioRule::LookPast, ..rules });
+        let past = fixture.gather(page, page, BatchRules { at_end: LastFolioRule::ReadPast, ..rules });
         assert_eq!((past.0, past.1), (gathered.0, gathered.1));
         // Behind 63 the leaf ends; 64 is not there, and to learn that takes a descent to the hole above.
         assert_eq!(past.2, gathered.2 + STEP, "the step that is not taken would have been seen");
@@ -528,7 +528,7 @@ proptest! {
                 let (end, batch, reads) = fixture.gather(from, from + pages, rules);
                 let want = twin(&folios, from, from + pages, rules);
                 prop_assert_eq!((end, batch), want, "{} to {} by {:?}", from, from + pages, rules);
-                let past = fixture.gather(from, from + pages, BatchRules { at_end: LastFolioRule::LookPast, ..rules });
+                let past = fixture.gather(from, from + pages, BatchRules { at_end: LastFolioRule::ReadPast, ..rules });
                 prop_assert_eq!(past.0, end);
                 prop_assert!(past.2 >= reads);
             }

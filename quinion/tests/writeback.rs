@@ -779,23 +779,23 @@ fn our_own_flushes_are_not_taken_for_others_changes() {
     let (mapping, inner, seen) = (Arc::clone(&file.mapping), Arc::clone(&device.inner), Arc::clone(&looks));
     let known = file.mapping.version();
     device.before_attributes(move || {
-        let (look, now) = (mapping.begin_look(), inner.attributes().unwrap());
-        assert!(mapping.is_as_known(known, look, &now), "nobody else is there");
+        let (probe, now) = (mapping.begin_revalidation(), inner.attributes().unwrap());
+        assert!(mapping.is_as_known(known, probe, &now), "nobody else is there");
         seen.fetch_add(1, Ordering::Relaxed);
     });
     for generation in 1..4 {
-        let look = file.mapping.begin_look();
+        let probe = file.mapping.begin_revalidation();
         let early = device.inner.attributes().unwrap();
         file.write(0..2, generation);
         file.sync(&file.handle()).unwrap();
-        assert!(file.mapping.is_as_in(look, &early), "it was so before a flush of ours");
-        let (look, now) = (file.mapping.begin_look(), device.inner.attributes().unwrap());
-        assert!(file.mapping.is_as_in(look, &now), "and is so after it");
+        assert!(file.mapping.is_as_in(probe, &early), "it was so before a flush of ours");
+        let (probe, now) = (file.mapping.begin_revalidation(), device.inner.attributes().unwrap());
+        assert!(file.mapping.is_as_in(probe, &now), "and is so after it");
     }
     assert!(looks.load(Ordering::Relaxed) >= 6, "before flushes and after them");
     device.inner.set_size(70 * PAGE).unwrap();
-    let (look, now) = (file.mapping.begin_look(), device.inner.attributes().unwrap());
-    assert!(!file.mapping.is_as_in(look, &now), "that was somebody else");
+    let (probe, now) = (file.mapping.begin_revalidation(), device.inner.attributes().unwrap());
+    assert!(!file.mapping.is_as_in(probe, &now), "that was somebody else");
 }
 
 #[test]

@@ -87,7 +87,7 @@ fn others(end: u64) -> Vec<Op> {
 fn try_all<const BITS: u32>(pair: &mut Pair<BITS>, state: &[Piece], growing: &[Op], others: &[Op]) {
     build(pair, state);
     pair.compare();
-    ranges(8).for_each(|(at, pages)| pair.step(&Op::Look { at, pages }));
+    ranges(8).for_each(|(at, pages)| pair.step(&Op::Scan { at, pages }));
     for op in others {
         build(pair, state);
         pair.step(op);

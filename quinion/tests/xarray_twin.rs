@@ -38,7 +38,7 @@ fn op(span: u64, orders: u8) -> impl Strategy<Value = Op> {
         2 => (index(span), 0..span, 0..3u8, 0..3u8, 0..9usize)
             .prop_map(|(at, pages, have, give, max)| Op::MarkMarked { at, pages, have, give, max }),
         1 => (0..9usize).prop_map(|which| Op::Forget { which }),
-        3 => (index(span), 0..span).prop_map(|(at, pages)| Op::Look { at, pages }),
+        3 => (index(span), 0..span).prop_map(|(at, pages)| Op::Scan { at, pages }),
         2 => (0..6u64).prop_map(|nodes| Op::Budget { nodes }),
     ]
 }

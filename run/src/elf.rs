@@ -345,7 +345,7 @@ mod tests {
         arm[18] = 183;
         assert!(matches!(Elf::parse(arm), Err(ElfError::Machine(183))));
         for cut in [1, 10, 64, 100, 1000, whole.len() / 2, whole.len() - 100] {
-            look(whole[..cut].to_vec());
+            exercise(whole[..cut].to_vec());
         }
         let mut state = 1u64;
         for _ in 0..2000 {
@@ -356,12 +356,12 @@ mod tests {
                 let at = (state >> 33) as usize % headers;
                 bytes[at] = (state >> 24) as u8;
             }
-            look(bytes);
+            exercise(bytes);
         }
     }
 
     /// Calls everything for a file that may be nonsense.
-    fn look(bytes: Vec<u8>) {
+    fn exercise(bytes: Vec<u8>) {
         let Ok(elf) = Elf::parse(bytes) else { return };
         let _ = (elf.build_id(), elf.interpreter(), elf.needed(), elf.search_paths(), elf.code().count());
         for symbol in elf.symbols() {

@@ -116,10 +116,10 @@ impl ProcessAuditor {
 
     /// The worst that the code of `process` does.
     pub fn examine(&self, process: u32) -> SyscallAudit {
-        self.look(process).unwrap_or(SyscallAudit::Restricted)
+        self.audit(process).unwrap_or(SyscallAudit::Restricted)
     }
 
-    fn look(&self, process: u32) -> Option<SyscallAudit> {
+    fn audit(&self, process: u32) -> Option<SyscallAudit> {
         let maps = read_maps(process)?;
         let mut worst = SyscallAudit::Clean;
         let mut c_library = Vec::new();
@@ -175,7 +175,7 @@ impl ProcessAuditor {
         }
         let mut bytes = Vec::new();
         file.take(data.len()).read_to_end(&mut bytes).ok()?;
-        let object = look_at(bytes);
+        let object = inspect_object(bytes);
         drop(guard);
         self.keep(identity, object)?;
         if let Some(remembered) = self.remembered.as_ref().filter(|_| is_settled) {
@@ -283,7 +283,7 @@ fn read_line(line: &str) -> Option<(Identity, Object)> {
     Some((Identity { device, inode, bytes, changed, build }, audit.or_else(part)?))
 }
 
-fn look_at(bytes: Vec<u8>) -> Object {
+fn inspect_object(bytes: Vec<u8>) -> Object {
     let Ok(elf) = Elf::parse(bytes) else { return Object::Other(SyscallAudit::Restricted) };
     let name = elf.soname().and_then(|name| C_LIBRARY.iter().find(|known| **known == name));
     if let Some(name) = name {

@@ -74,7 +74,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// Owners killed by a signal while they start, after which no other is started.
 const KILLED_MAX: u32 = 4;
 /// How often a cache that closes the connection is looked at.
-const LOOKS: u32 = 2;
+const OBSERVE_TRIES_MAX: u32 = 2;
 /// How long an owner may take to end before it is killed: its cache has no data that is not in files.
 const ENDING_MAX: Duration = Duration::from_secs(3);
 
@@ -483,7 +483,7 @@ pub fn list() -> io::Result<Vec<ObservedCache>> {
 /// `None`: it is no more.
 fn observe(folder: &Folder, name: Name) -> io::Result<Option<ObservedCache>> {
     let mut process = 0;
-    for _ in 0..LOOKS {
+    for _ in 0..OBSERVE_TRIES_MAX {
         let Ok(line) = Connection::to(folder, &name) else { break };
         let Some(mut line) = line else {
             tidy(folder, &name)?;

@@ -68,7 +68,7 @@ use live::{Live, RunSample};
 use plan::Plan;
 use plan_cache::PlanCache;
 pub use planned::Planned;
-pub use program::{Kind, Obstacle, chain_of, look_at, obstacle, quoted};
+pub use program::{Kind, Obstacle, chain_of, classify, obstacle, quoted};
 pub use run_notes::leases_files_of_others;
 pub use run_numbers::{Interception, KeptRunNumbers, OwnerNumbers, RunReport};
 use signals::Signals;
@@ -192,14 +192,15 @@ pub fn run(
     options.check()?;
     let mut session = open_files::needed_for("the cache's service", Session::start(owner))?;
     let planned = planning.end(|plan| session.patch_by(plan));
-    let look = |files: usize| RunSample {
+    let sample = |files: usize| RunSample {
         totals: session.totals(),
         stats: session.stats(),
         owner: numbers.numbers(),
         hottest: numbers.hottest(files).into_iter().map(HotFileSize::from).collect(),
     };
     let before_stop = || session.owner.about_to_stop();
-    let (ended, kind) = match run_program(options, |command| session.point_to(command), look, before_stop)? {
+    let (ended, kind) = match run_program(options, |command| session.point_to(command), sample, before_stop)?
+    {
         ProgramEnd::ToItsEnd(ended, kind) => (ended, kind),
         ProgramEnd::Not(ended) => return Ok(ended),
     };
@@ -229,7 +230,7 @@ pub fn run(
 /// Those of [`JoinedCache::join`]; or it is seen before the start that the report cannot be written. If the cache has
 /// ended, the report says so.
 pub fn run_kept(options: &RunOptions, wanted: &CacheRequest) -> io::Result<RunEnd> {
-    if let Err(ended) = look_first(options) {
+    if let Err(ended) = check_startable(options) {
         return Ok(ended);
     }
     options.check()?;
@@ -238,12 +239,12 @@ pub fn run_kept(options: &RunOptions, wanted: &CacheRequest) -> io::Result<RunEn
     let planned = planning.end(|plan| kept.patch_by(plan));
     let kept = Mutex::new(kept);
     let numbers = |files| lock(&kept).numbers(files).ok().flatten();
-    let look = |files| {
+    let sample = |files| {
         let keep::KeptCacheNumbers { totals, stats, owner, hottest, .. } = numbers(files).unwrap_or_default();
         RunSample { totals, stats, owner, hottest }
     };
     // The process of a kept cache is not stopped with this one.
-    let (ended, kind) = match run_program(options, |command| lock(&kept).point_to(command), look, || ())? {
+    let (ended, kind) = match run_program(options, |command| lock(&kept).point_to(command), sample, || ())? {
         ProgramEnd::ToItsEnd(ended, kind) => (ended, kind),
         ProgramEnd::Not(ended) => return Ok(ended),
     };
@@ -328,7 +329,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Checks whether the program can be started, before anything is made for it. If it cannot, that is said on standard
 /// error, and the error is how the command ends.
-pub fn look_first(options: &RunOptions) -> Result<(), RunEnd> {
+pub fn check_startable(options: &RunOptions) -> Result<(), RunEnd> {
     let program = &options.program;
     let found = program::obstacle(program).or_else(|| program::linker_missing(program));
     found.map_or(Ok(()), |found| Err(cannot_start(program, &found)))
@@ -339,18 +340,18 @@ enum ProgramEnd {
     Not(RunEnd),
 }
 
-/// Starts the program, which `point` points to a cache, and waits for its end; meanwhile the display shows what `look`
-/// returns, if it is wanted. Whenever the program stops, this process calls `before_stop` and stops with it.
+/// Starts the program, which `point` points to a cache, and waits for its end; meanwhile the display shows what
+/// `sample` returns, if it is wanted. Whenever the program stops, this process calls `before_stop` and stops with it.
 fn run_program(
     options: &RunOptions,
     point: impl FnOnce(&mut Command),
-    look: impl Fn(usize) -> RunSample + Send + Sync,
+    sample: impl Fn(usize) -> RunSample + Send + Sync,
     before_stop: impl Fn(),
 ) -> io::Result<ProgramEnd> {
     let (name, arguments) = options.program.split_first().ok_or_else(|| {
         io::Error::new(io::ErrorKind::InvalidInput, "no program is named; say `quinion run -- PROGRAM ARGS`")
     })?;
-    let kind = program::look_at(name);
+    let kind = program::classify(name);
     // Until this is dropped a signal is meant for the program.
     let signals = open_files::needed_for("the catching of signals", Signals::catch())?;
     let mut command = Command::new(name);
@@ -360,7 +361,7 @@ fn run_program(
     }
     signals::pass_on_inherited(&mut command);
     std::thread::scope(|scope| {
-        let live = options.live.then(|| Live::start(scope, title(&options.program), &look)).flatten();
+        let live = options.live.then(|| Live::start(scope, title(&options.program), &sample)).flatten();
         match command.spawn() {
             Ok(child) => {
                 let ended = wait(child, &signals, live.as_ref(), &before_stop)?;

@@ -88,22 +88,24 @@ enum PanelCommand {
 }
 
 impl<'scope> Live<'scope> {
-    /// Starts to draw what `look` returns, below `title`; `None` if the terminal cannot show it.
+    /// Starts to draw what `sample` returns, below `title`; `None` if the terminal cannot show it.
     pub(super) fn start<'env>(
         scope: &'scope Scope<'scope, 'env>,
         title: String,
-        look: impl Fn(usize) -> RunSample + Send + 'scope,
+        sample: impl Fn(usize) -> RunSample + Send + 'scope,
     ) -> Option<Self> {
         let mut screen = Screen::of_stderr(ROWS_FULL)?;
         let (orders, told) = mpsc::channel();
         // The rows are taken before the program writes its first byte.
         let mut panel = Panel::new(title);
         let begun = Instant::now();
-        screen.show(|area| panel.drawn(area, begun.elapsed(), look(panel::files_in(area))));
+        screen.show(|area| panel.drawn(area, begun.elapsed(), sample(panel::files_in(area))));
         let draw = move || {
             // A terminal that stops background writers (`stty tostop`) would stop the owner, and with it the program.
             signals::block(signals::BACKGROUND_WRITE);
-            draw(&mut screen, &told, |area| panel.drawn(area, begun.elapsed(), look(panel::files_in(area))));
+            draw(&mut screen, &told, |area| {
+                panel.drawn(area, begun.elapsed(), sample(panel::files_in(area)))
+            });
         };
         let thread =
             std::thread::Builder::new().name("quinion-live".into()).spawn_scoped(scope, draw).ok()?;

@@ -60,7 +60,7 @@ fn place_bytes(folder: &Folder, hash: &str, bytes: &[u8]) -> io::Result<PathBuf>
         io::Error::new(error.kind(), format!("cannot write what programs load to {path}: {error}"))
     };
     for _ in 0..TRIES_MAX {
-        let found = look(folder, &name, bytes).map_err(wrong)?;
+        let found = inspect(folder, &name, bytes).map_err(wrong)?;
         if found == InstalledObject::Right {
             return Ok(path);
         }
@@ -77,7 +77,7 @@ enum InstalledObject {
 }
 
 /// Checks whether the file of that name is this user's, is not writable by others, and has these bytes.
-fn look(folder: &Folder, name: &str, bytes: &[u8]) -> io::Result<InstalledObject> {
+fn inspect(folder: &Folder, name: &str, bytes: &[u8]) -> io::Result<InstalledObject> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = match rustix::fs::openat(folder, name, flags, Mode::empty()) {
         Ok(file) => File::from(file),

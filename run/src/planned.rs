@@ -40,15 +40,15 @@ impl From<&Plan> for Planned {
 impl Planned {
     /// The plan for the C library that `linker` loads, stored or made. The error says why there is none.
     pub(super) fn of(linker: &Path) -> Result<Self, String> {
-        let look = || Identity::of_path(&library_of(linker)?);
-        let remembered = look().filter(Identity::is_settled).zip(PlanCache::of_user());
+        let identify = || Identity::of_path(&library_of(linker)?);
+        let remembered = identify().filter(Identity::is_settled).zip(PlanCache::of_user());
         let read =
             |(library, remembered): &(Identity, PlanCache)| Self::read(&remembered.read(PLAN, library));
         if let Some(planned) = remembered.as_ref().and_then(read) {
             return Ok(planned);
         }
         let planned = Self::from(&plan_for(linker)?);
-        if let Some((library, remembered)) = remembered.filter(|(library, _)| look() == Some(*library)) {
+        if let Some((library, remembered)) = remembered.filter(|(library, _)| identify() == Some(*library)) {
             // A process that cannot write there makes it anew.
             let _ = remembered.replace(PLAN, library, &planned.written());
         }

@@ -59,8 +59,8 @@ impl Kind {
 const SCRIPTS_MAX: u32 = 5;
 
 /// Classifies the program that `name` means.
-pub fn look_at(name: &OsStr) -> Kind {
-    chain_of(name).pop().map_or(Kind::Unknown, look_at_file)
+pub fn classify(name: &OsStr) -> Kind {
+    chain_of(name).pop().map_or(Kind::Unknown, classify_file)
 }
 
 /// The dynamic linker of the program that `name` means, or of its interpreter's.
@@ -246,8 +246,8 @@ fn is_executable(path: &Path) -> bool {
     path.is_file() && rustix::fs::access(path, Access::EXEC_OK).is_ok()
 }
 
-fn look_at_file(path: PathBuf) -> Kind {
-    open(&path).map_or(Kind::Unknown, |(file, start)| look_at_elf(path, &file, &start))
+fn classify_file(path: PathBuf) -> Kind {
+    open(&path).map_or(Kind::Unknown, |(file, start)| classify_elf(path, &file, &start))
 }
 
 fn first_line(line: &[u8]) -> (PathBuf, &[u8]) {
@@ -279,7 +279,7 @@ fn is_elf(start: &[u8]) -> bool {
     start.starts_with(b"\x7fELF") && start.len() >= 64
 }
 
-fn look_at_elf(path: PathBuf, file: &File, start: &[u8]) -> Kind {
+fn classify_elf(path: PathBuf, file: &File, start: &[u8]) -> Kind {
     const SET_ID: u32 = 0o6000;
     if !is_elf(start) {
         return Kind::Unknown;
@@ -407,17 +407,17 @@ mod tests {
 
     #[test]
     fn programs_of_this_machine_are_served_and_others_are_not() {
-        assert_eq!(look_at(OsStr::new("cat")), Kind::Served);
-        assert_eq!(look_at(OsStr::new("no-such-program-anywhere")), Kind::Unknown);
-        assert_eq!(look_at(OsStr::new("/etc/passwd")), Kind::Unknown);
+        assert_eq!(classify(OsStr::new("cat")), Kind::Served);
+        assert_eq!(classify(OsStr::new("no-such-program-anywhere")), Kind::Unknown);
+        assert_eq!(classify(OsStr::new("/etc/passwd")), Kind::Unknown);
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("arm");
         let mut elf = std::fs::read("/bin/cat").unwrap();
         elf[18] = 183;
         std::fs::write(&path, &elf).unwrap();
-        assert!(!look_at(path.as_os_str()).may_be_intercepted());
+        assert!(!classify(path.as_os_str()).may_be_intercepted());
         elf[18] = 62;
         std::fs::write(&path, &elf[..100]).unwrap();
-        assert_eq!(look_at(path.as_os_str()), Kind::Unknown, "its headers are cut off");
+        assert_eq!(classify(path.as_os_str()), Kind::Unknown, "its headers are cut off");
     }
 }

@@ -165,11 +165,11 @@ fn largest_left(report: &RunReport<'_>) -> Option<LeftFile> {
 /// The sizes of files; none if a file system keeps them for long.
 fn sizes_of(paths: Vec<PathBuf>) -> Vec<u64> {
     let (send, receive) = mpsc::channel();
-    let look = move || {
+    let measure = move || {
         let sizes = paths.iter().map(|path| path.metadata().map_or(0, |metadata| metadata.len()));
         let _ = send.send(sizes.collect()); // it may be too late
     };
-    let started = std::thread::Builder::new().name("quinion-sizes".into()).spawn(look);
+    let started = std::thread::Builder::new().name("quinion-sizes".into()).spawn(measure);
     started.ok().and_then(|_| receive.recv_timeout(SIZES_MAX).ok()).unwrap_or_default()
 }
 

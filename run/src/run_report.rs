@@ -213,7 +213,7 @@ impl RunReport<'_> {
     }
 
     fn others_text(&self) -> String {
-        let [lease, immutable, looked, kernel] = MODES.map(|validation| self.files_by(validation));
+        let [lease, immutable, checked, kernel] = MODES.map(|validation| self.files_by(validation));
         let mut text = format!("{} by lease", counted(lease, "file", "files"));
         let mut add = |count: u64, words: &str| {
             if count > 0 {
@@ -221,7 +221,7 @@ impl RunReport<'_> {
             }
         };
         add(immutable, "that never change");
-        add(looked, "checked before each read");
+        add(checked, "checked before each read");
         add(kernel, "left to the kernel");
         if let Some(mode) = self.modes.iter().find(|mode| mode.validation == Validation::Kernel) {
             write!(text, " ({}: {})", mode.path.display(), mode.why).expect("a string takes it");

@@ -26,7 +26,7 @@ use crate::signals;
 pub const WATCH_STOP_VERB: &str = "watch-stop";
 
 /// The time from one look of the watcher's to the next.
-const LOOK: Duration = Duration::from_millis(50);
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Stops this process with its program, which has stopped by the signal `by`, until one of both goes on. Returns the
 /// watcher's number, by which its signal is told from others'. Where no watcher can be started, this process stops only
@@ -76,7 +76,7 @@ pub fn watch_stop([run, program]: [u32; 2]) {
         if !is_stopped(program) && is_stopped(run) {
             signals::send(run, signals::CONTINUE);
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(CHECK_INTERVAL);
     }
 }
 
@@ -95,8 +95,8 @@ mod tests {
     fn a_stopped_process_is_told_from_one_that_runs() {
         let mut child = Command::new("sleep").arg("100").spawn().expect("it is on each machine");
         let becomes = |wanted: bool| {
-            let looks = (0..1000).map(|_| std::thread::sleep(Duration::from_millis(5)));
-            looks.map(|()| is_stopped(child.id())).any(|stopped| stopped == wanted)
+            let checks = (0..1000).map(|_| std::thread::sleep(Duration::from_millis(5)));
+            checks.map(|()| is_stopped(child.id())).any(|stopped| stopped == wanted)
         };
         assert!(!is_stopped(child.id()));
         signals::send(child.id(), libc::SIGSTOP);

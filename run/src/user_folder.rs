@@ -170,7 +170,7 @@ impl Candidate {
             if error.kind() != io::ErrorKind::NotFound {
                 return Err(error);
             }
-            let above = self.look_above()?;
+            let above = self.missing_above()?;
             if missing == IfMissing::Leave {
                 return Ok(None);
             }
@@ -187,7 +187,7 @@ impl Candidate {
     }
 
     /// Checks whether the folder could be made, and be safe and usable; returns the missing ones, the uppermost first.
-    fn look_above(&self) -> io::Result<Vec<&Path>> {
+    fn missing_above(&self) -> io::Result<Vec<&Path>> {
         let mut missing = vec![self.path.as_path()];
         let above = self.path.ancestors().skip(1).take(self.makes + 1);
         for path in above {

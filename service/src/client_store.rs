@@ -165,7 +165,7 @@ struct KnownObject {
     meta: ObjectMeta,
 }
 
-struct LookResult {
+struct LookupResult {
     object: KnownObject,
     /// Whether the handle is one that calls share for a while, so that its server may have ended before this call.
     is_kept: bool,
@@ -202,14 +202,14 @@ impl Shared {
     }
 
     /// The object by its known metadata, if that is fresh and fulfils the conditions, or as the server tells.
-    async fn look(self: &Arc<Self>, path: &Path, options: &GetOptions) -> Result<LookResult> {
+    async fn lookup(self: &Arc<Self>, path: &Path, options: &GetOptions) -> Result<LookupResult> {
         // First: in a forked child a lock may be one that no thread gives back.
         if self.threads.is_forked() {
             return Err(Error::forked());
         }
         let known = self.known.fresh(path);
         if let Some(object) = known.filter(|object| !is_to_be_asked(options, &object.meta)) {
-            return Ok(LookResult { object, is_kept: true });
+            return Ok(LookupResult { object, is_kept: true });
         }
         let question = self.known.question();
         let (client, url, first) = (self.client.clone(), self.url(path), first_bytes(options));
@@ -229,7 +229,7 @@ impl Shared {
             object.file.inner.connection.note_keeper(keeper);
             self.known.keep(path, object.clone(), question);
         }
-        Ok(LookResult { object, is_kept })
+        Ok(LookupResult { object, is_kept })
     }
 
     fn forget(&self, path: &Path) {
@@ -260,7 +260,7 @@ impl Shared {
     }
 
     /// After an error of a look.
-    fn after_look<T>(&self, path: &Path, error: Error) -> StoreResult<ServerAnswer<T>> {
+    fn after_lookup<T>(&self, path: &Path, error: Error) -> StoreResult<ServerAnswer<T>> {
         if error.kind() == ErrorKind::Changed {
             self.forget(path);
             return Ok(ServerAnswer::Replaced);
@@ -274,11 +274,11 @@ impl Shared {
 
     /// After an error of a read of an object that was looked up. Others may read by the same handle, and each of them
     /// comes here.
-    fn after_read<T>(&self, looked: &LookResult, error: Error) -> StoreResult<ServerAnswer<T>> {
-        let KnownObject { file, meta } = &looked.object;
+    fn after_read<T>(&self, found: &LookupResult, error: Error) -> StoreResult<ServerAnswer<T>> {
+        let KnownObject { file, meta } = &found.object;
         let path = &meta.location;
         // A handle that others know as well may be one of a server before the one that is there now.
-        let is_of_old_server = error.kind() == ErrorKind::OwnerDead && looked.is_kept;
+        let is_of_old_server = error.kind() == ErrorKind::OwnerDead && found.is_kept;
         let is_direct = self.is_direct(&error);
         if error.kind() != ErrorKind::Changed && !is_direct && !is_of_old_server {
             return Err(store_error(path, error));
@@ -310,21 +310,21 @@ impl Shared {
         path: &Path,
         options: &GetOptions,
     ) -> StoreResult<ServerAnswer<GetResult>> {
-        let looked = match self.look(path, options).await {
-            Ok(looked) => looked,
-            Err(error) => return self.after_look(path, error),
+        let found = match self.lookup(path, options).await {
+            Ok(found) => found,
+            Err(error) => return self.after_lookup(path, error),
         };
-        let KnownObject { file, meta } = looked.object.clone();
+        let KnownObject { file, meta } = found.object.clone();
         options.check_preconditions(&meta)?;
         let range = resolve(options.range.as_ref(), meta.size)?;
         let attributes = self.shown(file.attributes());
         let payload = if options.head || range.is_empty() {
             stream::empty().boxed()
         } else {
-            let mut reading = Reading::new(self, looked.object.clone(), range.clone());
+            let mut reading = Reading::new(self, found.object.clone(), range.clone());
             match reading.part().await {
                 Ok(first) => reading.into_stream(first),
-                Err(error) => return self.after_read(&looked, error),
+                Err(error) => return self.after_read(&found, error),
             }
         };
         let payload = GetResultPayload::Stream(payload);
@@ -342,11 +342,11 @@ impl Shared {
         path: &Path,
         ranges: &[Range<u64>],
     ) -> StoreResult<ServerAnswer<Vec<Bytes>>> {
-        let looked = match self.look(path, &GetOptions::new().with_head(true)).await {
-            Ok(looked) => looked,
-            Err(error) => return self.after_look(path, error),
+        let found = match self.lookup(path, &GetOptions::new().with_head(true)).await {
+            Ok(found) => found,
+            Err(error) => return self.after_lookup(path, error),
         };
-        let KnownObject { file, meta } = looked.object.clone();
+        let KnownObject { file, meta } = found.object.clone();
         let resolved = ranges.iter().map(|range| resolve(Some(&range.clone().into()), meta.size));
         let resolved = resolved.collect::<StoreResult<Vec<_>>>()?;
         let is_short = resolved.iter().all(|range| range.end - range.start <= COPIED_MAX);
@@ -354,12 +354,12 @@ impl Shared {
             match ready_ranges(&file, &resolved) {
                 Ok(Some(bytes)) => return Ok(ServerAnswer::Answer(bytes)),
                 Ok(None) => {}
-                Err(error) => return self.after_read(&looked, error),
+                Err(error) => return self.after_read(&found, error),
             }
         }
         match self.threads.run(move || whole_ranges(&file, &resolved)).await {
             Ok(bytes) => Ok(ServerAnswer::Answer(bytes)),
-            Err(error) => self.after_read(&looked, error),
+            Err(error) => self.after_read(&found, error),
         }
     }
 }

@@ -44,14 +44,15 @@ impl BackwardClockSteps {
         };
         let before = nanoseconds(ClockId::Boottime);
         let now = nanoseconds(ClockId::Realtime);
-        let look = ClockSample { before, now, after: nanoseconds(ClockId::Boottime) };
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).looked(&look)
+        let sample = ClockSample { before, now, after: nanoseconds(ClockId::Boottime) };
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).note(&sample)
     }
 }
 
 impl BackwardStepCount {
-    fn looked(&mut self, look: &ClockSample) -> u64 {
-        let (least, most) = (look.now.saturating_sub(look.after), look.now.saturating_sub(look.before));
+    fn note(&mut self, sample: &ClockSample) -> u64 {
+        let (least, most) =
+            (sample.now.saturating_sub(sample.after), sample.now.saturating_sub(sample.before));
         if most < self.ahead {
             (self.ahead, self.count) = (least, self.count + 1);
         }
@@ -67,14 +68,14 @@ mod tests {
     #[test]
     fn each_setback_is_counted_once_and_nothing_else_is() {
         let mut seen = BackwardStepCount { ahead: i64::MIN, count: 0 };
-        let mut looked = |before, now, after| seen.looked(&ClockSample { before, now, after });
-        assert_eq!(looked(10, 1000, 11), 0, "the first look");
-        assert_eq!(looked(20, 1010, 21), 0);
-        assert_eq!(looked(30, 1025, 90), 0, "interrupted between the looks at the uptime");
-        assert_eq!(looked(100, 5000, 101), 0, "set forward");
-        assert_eq!(looked(110, 1100, 111), 1, "and back");
-        assert_eq!(looked(120, 1110, 121), 1);
-        assert_eq!(looked(130, 1000, 131), 2);
+        let mut note = |before, now, after| seen.note(&ClockSample { before, now, after });
+        assert_eq!(note(10, 1000, 11), 0, "the first look");
+        assert_eq!(note(20, 1010, 21), 0);
+        assert_eq!(note(30, 1025, 90), 0, "interrupted between the looks at the uptime");
+        assert_eq!(note(100, 5000, 101), 0, "set forward");
+        assert_eq!(note(110, 1100, 111), 1, "and back");
+        assert_eq!(note(120, 1110, 121), 1);
+        assert_eq!(note(130, 1000, 131), 2);
         let now = BackwardClockSteps::default();
         assert_eq!((now.count(), now.count()), (0, 0));
     }

@@ -25,7 +25,7 @@ use quinion_owner::internals::viewer::{ViewedFile, Viewer};
 
 use crate::open_file::OpenFile;
 
-const LOOKS_MAX: u32 = 100;
+const LOCATE_TRIES_MAX: u32 = 100;
 
 /// Bytes of a file, of an object without a copy: see [`ClientFile::pin`](crate::ClientFile::pin). Cheap to clone.
 #[derive(Clone)]
@@ -104,7 +104,7 @@ impl PinnedBytes {
         let pin = Arc::get_mut(&mut self.0).expect("it was made just now");
         let PinnedData::Pinned { pieces, .. } = &mut pin.data else { return None };
         // A look beside a change of the index finds nothing, and the next one does.
-        for _ in 0..LOOKS_MAX {
+        for _ in 0..LOCATE_TRIES_MAX {
             pieces.clear();
             let found = viewer.locate(viewed, range.clone(), |first, len| match pieces.last_mut() {
                 Some(last) if std::ptr::eq(last.first.wrapping_add(last.len), first) => last.len += len,

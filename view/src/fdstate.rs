@@ -132,7 +132,7 @@ pub struct FdWord(u64);
 
 impl FdWord {
     const GENERATION: u64 = 1 << 48;
-    const LOOKED: u64 = 1 << 47;
+    const INSPECTED: u64 = 1 << 47;
     const OWNERS: u64 = 1 << 46;
     const CALL: u64 = 1 << 40;
     const CALLS: u64 = 0x3f << 40;
@@ -176,7 +176,7 @@ impl FdWord {
     }
     /// The bytes that a candidate or a shared one leaves to the kernel; `None` if the file was not inspected yet.
     pub fn credit(self) -> Option<u64> {
-        (self.0 & Self::LOOKED != 0).then_some(self.0 & Self::CREDIT_MAX)
+        (self.0 & Self::INSPECTED != 0).then_some(self.0 & Self::CREDIT_MAX)
     }
     /// The giver of this credit.
     pub fn credit_giver(self) -> CreditGiver {
@@ -190,7 +190,7 @@ impl FdWord {
         if matches!(self.state(), FdState::Served | FdState::Moving) { 0 } else { self.0 & Self::CALLS }
     }
     fn with_credit(self, bytes: u64) -> Self {
-        Self(self.0 & !Self::CREDIT_MAX | Self::LOOKED | bytes.min(Self::CREDIT_MAX))
+        Self(self.0 & !Self::CREDIT_MAX | Self::INSPECTED | bytes.min(Self::CREDIT_MAX))
     }
     fn charged(self, bytes: u64) -> Self {
         self.with_credit((self.0 & Self::CREDIT_MAX).saturating_sub(bytes))
@@ -253,17 +253,17 @@ impl FdCell {
 
     /// The word.
     #[inline]
-    pub fn look(&self) -> FdWord {
+    pub fn load(&self) -> FdWord {
         // SeqCst for pairs of "publish, then look for the other's" (open and fork, publish and stop, publish and
         // write). Also the Acquire whose partner is the store in `Fd::moving`: a thread that sees SERVED sees the
         // attachment.
-        FdWord(self.0.load(ordering(Mutant::LookAcquire, Ordering::SeqCst, Ordering::Relaxed)))
+        FdWord(self.0.load(ordering(Mutant::WordAcquire, Ordering::SeqCst, Ordering::Relaxed)))
     }
 
     /// Replaces `from` by `to`; the word as it is now if it is not `from`.
     #[inline]
     fn exchange(&self, from: FdWord, to: FdWord) -> Result<(), FdWord> {
-        // SeqCst: as in `look`, its partner.
+        // SeqCst: as in `load`, its partner.
         match self.0.compare_exchange(from.0, to.0, Ordering::SeqCst, Ordering::SeqCst) {
             Ok(_) => Ok(()),
             Err(now) => Err(FdWord(now)),
@@ -276,7 +276,7 @@ impl FdCell {
         debug_assert!(from.state() == FdState::Served);
         let to = from.with_low(offset);
         if mutant(Mutant::AdvanceExchange) {
-            self.0.store(to.0, Ordering::SeqCst); // partner: `look`
+            self.0.store(to.0, Ordering::SeqCst); // partner: `load`
             return true;
         }
         self.exchange(from, to).is_ok()
@@ -291,7 +291,7 @@ impl FdCell {
             fence(Ordering::Acquire);
         }
         let now = FdWord(self.0.load(Ordering::Relaxed));
-        mutant(Mutant::StillLook) || now.is_same_attachment(word)
+        mutant(Mutant::StillRecheck) || now.is_same_attachment(word)
     }
 
     /// Notes the result of an inspection of the descriptor, unless another thread was first.
@@ -323,7 +323,7 @@ impl FdCell {
     /// In a forked child, by its only thread that looks: its inherited descriptors are its parent's, too, and the calls
     /// of the parent's other threads are not under way here.
     pub fn inherit(&self) {
-        let word = self.look();
+        let word = self.load();
         let to = match word.state() {
             FdState::Unknown | FdState::Kernel | FdState::Other => word.with_low(0),
             _ => word.next(FdState::Shared).with_low(FdWord::REPORTED),
@@ -375,7 +375,7 @@ impl<'a, P: Process> Fd<'a, P> {
     pub fn settled(&self) -> FdWord {
         let mut turn = 0;
         loop {
-            let word = self.cell.look();
+            let word = self.cell.load();
             if word.state() != FdState::Moving || mutant(Mutant::SettledWait) {
                 return word;
             }
@@ -389,7 +389,7 @@ impl<'a, P: Process> Fd<'a, P> {
         let _held = self.process.hold_signals();
         self.cell.exchange(from, from.with_state(FdState::Moving))?;
         let to = work();
-        // SeqCst, partner: `look`; also the Release for the stores of `work`.
+        // SeqCst, partner: `load`; also the Release for the stores of `work`.
         self.cell.0.store(to.0, ordering(Mutant::MovingRelease, Ordering::SeqCst, Ordering::Relaxed));
         Ok(())
     }
@@ -439,7 +439,7 @@ impl<'a, P: Process> Fd<'a, P> {
             let next = word.next(FdState::Shared);
             if early { next.with_state(FdState::Candidate) } else { FdWord(next.0 | FdWord::OPENING) }
         });
-        let word = self.cell.look();
+        let word = self.cell.load();
         let was_forked = !is_alone();
         if was_forked {
             self.share();

@@ -162,13 +162,13 @@ pub enum Mutant {
     /// The reader's refusal of a node where only entries can be.
     WalkLeaf,
     /// The acquire ordering of a look at a descriptor's word.
-    LookAcquire,
+    WordAcquire,
     /// The comparison when a private offset is moved on.
     AdvanceExchange,
     /// The fence between a copy and the second look at a descriptor's word.
     StillFence,
     /// The second look at a descriptor's word, after a positional read.
-    StillLook,
+    StillRecheck,
     /// The wait for a thread that hands an offset over.
     SettledWait,
     /// The release ordering with which a hand-over ends.
@@ -286,10 +286,10 @@ impl Mutant {
         Mutant::SplitLast,
         Mutant::CutLast,
         Mutant::WalkLeaf,
-        Mutant::LookAcquire,
+        Mutant::WordAcquire,
         Mutant::AdvanceExchange,
         Mutant::StillFence,
-        Mutant::StillLook,
+        Mutant::StillRecheck,
         Mutant::SettledWait,
         Mutant::MovingRelease,
         Mutant::LeaveMoving,

@@ -59,7 +59,7 @@ pub enum PageNeed {
         bytes: u64,
     },
     /// Zeros for one page, if nothing is there; else a waiting thread may continue.
-    Look {
+    CheckPresent {
         /// The first address in the VM.
         address: u64,
         /// How many bytes.
@@ -274,7 +274,7 @@ impl Pages {
                 bytes,
             }),
             SupplyState::Removed => PageNeed::Zeros { address, bytes },
-            SupplyState::Present => PageNeed::Look { address, bytes },
+            SupplyState::Present => PageNeed::CheckPresent { address, bytes },
         }
     }
 
@@ -491,7 +491,7 @@ mod tests {
                 PageNeed::Supply(ImagePart { address, offset: twin[&first].0 * UNIT, bytes })
             }
             SupplyState::Removed => PageNeed::Zeros { address, bytes },
-            SupplyState::Present => PageNeed::Look { address, bytes },
+            SupplyState::Present => PageNeed::CheckPresent { address, bytes },
         }
     }
 
@@ -520,7 +520,7 @@ mod tests {
                 assert_eq!(std::mem::discriminant(&found), std::mem::discriminant(&wanted));
                 let (PageNeed::Supply(ImagePart { address, bytes, .. })
                 | PageNeed::Zeros { address, bytes }
-                | PageNeed::Look { address, bytes }) = found
+                | PageNeed::CheckPresent { address, bytes }) = found
                 else {
                     return;
                 };
@@ -612,7 +612,10 @@ mod tests {
         pages.supplied(0x10_4000..0x10_5000);
         let behind = ImagePart { address: 0x10_5000, offset: 0x8000, bytes: 0x8000 };
         assert_eq!(pages.need(0x10_6000, 0x1_0000), PageNeed::Supply(behind));
-        assert_eq!(pages.need(0x10_4000, 0x1_0000), PageNeed::Look { address: 0x10_4000, bytes: UNIT });
+        assert_eq!(
+            pages.need(0x10_4000, 0x1_0000),
+            PageNeed::CheckPresent { address: 0x10_4000, bytes: UNIT }
+        );
         pages.removed(0x10_4000..0x10_6000);
         assert_eq!(pages.need(0x10_5000, 0x1_0000), PageNeed::Zeros { address: 0x10_4000, bytes: 2 * UNIT });
         assert_eq!(pages.need(0x0F_FFFF, 0x1_0000), PageNeed::Nowhere);

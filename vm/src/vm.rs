@@ -66,7 +66,7 @@ const STRAYS_MAX: u32 = 256;
 /// How long one fault may find no memory for its page, and how often at least: a server that was stopped meanwhile has
 /// not looked for long.
 const SHORTAGE_MAX: Duration = Duration::from_secs(10);
-const SHORTAGE_LOOKS_MIN: u32 = 100;
+const SHORTAGE_TRIES_MIN: u32 = 100;
 /// No thread waits for a page.
 const NO_PAGE: u64 = u64::MAX;
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -185,7 +185,7 @@ struct PendingFault {
 #[derive(Clone, Copy, Debug)]
 struct Shortage {
     since: Instant,
-    looks: u32,
+    tries: u32,
 }
 
 impl PendingFault {
@@ -618,9 +618,9 @@ impl Vm {
     /// There was no memory for its page, also none to read a copy by. Others need what they have for a moment only.
     fn put_back_short(&mut self, at: usize, waiting: PendingFault) -> Result<(), PeerError> {
         self.is_short = true;
-        let mut shortage = waiting.shortage.unwrap_or(Shortage { since: Instant::now(), looks: 0 });
-        shortage.looks += 1;
-        if shortage.since.elapsed() > SHORTAGE_MAX && shortage.looks >= SHORTAGE_LOOKS_MIN {
+        let mut shortage = waiting.shortage.unwrap_or(Shortage { since: Instant::now(), tries: 0 });
+        shortage.tries += 1;
+        if shortage.since.elapsed() > SHORTAGE_MAX && shortage.tries >= SHORTAGE_TRIES_MIN {
             let text = "all of the cache is pinned; give it more memory, or drop pins".to_owned();
             let source = invalid_input(text);
             return Err(PeerError::NoMemory { offset: waiting.fault.address, source });

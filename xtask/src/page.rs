@@ -43,15 +43,16 @@ pub fn step() -> Step {
 fn check() -> Result<(), Failure> {
     let words = format!("--quick --repeat 1 --out {FOLDER} {EXPERIMENTS}");
     bench::run(&words.split_whitespace().map(str::to_owned).collect::<Vec<_>>())?;
-    let look = repository().join(FOLDER).join("look.html");
-    fs::write(&look, look_page()).map_err(|error| Failure::new(format!("{}: {error}", look.display())))?;
+    let observer = repository().join(FOLDER).join("look.html");
+    fs::write(&observer, observer_page())
+        .map_err(|error| Failure::new(format!("{}: {error}", observer.display())))?;
     // 1 is light and 0 is dark.
     let (light, dark) = (seen(1)?, seen(0)?);
     complaint(&light, &dark).map_or(Ok(()), |wrong| Err(Failure::new(wrong)))
 }
 
 /// A page that shows the other one, and writes a line for each frame.
-fn look_page() -> String {
+fn observer_page() -> String {
     let frames: String = WIDTHS
         .iter()
         .map(|width| {

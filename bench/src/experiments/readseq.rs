@@ -246,7 +246,7 @@ struct Measured {
 
 impl Databases {
     fn new(settings: &Settings, shape: Shape) -> Result<Self, Unmeasured> {
-        db_bench::look_for_it()?;
+        db_bench::check_installed()?;
         let wanted = 3 * shape.bytes() + (1 << 30);
         if quinion::process_limit() < wanted {
             return Err(Unmeasured::Missing(format!(
@@ -299,7 +299,7 @@ impl Databases {
     /// question.
     fn make_cold(&self) -> Result<(), Unmeasured> {
         self.drops.make_cold(&self.files)?;
-        db_bench::look_for_it()
+        db_bench::check_installed()
     }
 
     fn ours_cold(&self, readers: Readers) -> Result<Measured, Unmeasured> {

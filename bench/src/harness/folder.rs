@@ -38,7 +38,7 @@ pub const GROUP_FILE: &str = "cgroup.procs";
 /// Text that the sweeper reads before the pipe ends, if no measured program runs any more.
 const ORDERLY: &[u8] = b"done";
 /// Consecutive checks that have to find the folder absent, after a disorderly end.
-const LOOKS: u32 = 10;
+const ABSENT_CHECKS: u32 = 10;
 /// How often the sweeper tries, while programs that are still ending may write; and its pauses.
 const TRIES: u32 = 300;
 const PAUSE: Duration = Duration::from_millis(100);
@@ -132,12 +132,12 @@ pub fn sweep(folder: &Path) -> Result<(), Unmeasured> {
     }
     let mut said = Vec::new();
     std::io::stdin().read_to_end(&mut said)?;
-    let looks = if said == ORDERLY { 1 } else { LOOKS };
+    let checks = if said == ORDERLY { 1 } else { ABSENT_CHECKS };
     let mut gone = 0;
     for _ in 0..TRIES {
         let _ = remove(folder); // the next check sees whether it was
         gone = if folder.exists() { 0 } else { gone + 1 };
-        if gone == looks {
+        if gone == checks {
             return Ok(());
         }
         std::thread::sleep(PAUSE);

@@ -323,7 +323,7 @@ fn run_alone(
     attach: Attach,
     rules: quinion_owner::ServeRules,
 ) -> Result<RunEnd, String> {
-    if let Err(ended) = quinion_run::look_first(options) {
+    if let Err(ended) = quinion_run::check_startable(options) {
         return Ok(ended);
     }
     let planning = Planning::begin(options).map_err(|error| error.to_string())?;

@@ -29,7 +29,7 @@ use crate::{audit, deferred_detach, descriptors, join, process, written};
 pub fn attach(fd: c_int, word: FdWord) {
     let Some(_inside) = process::enter() else { return };
     deferred_detach::send_pending();
-    match look_over(fd).and_then(|fit| ask_to_attach(fd, word, &fit)) {
+    match check_servable(fd).and_then(|fit| ask_to_attach(fd, word, &fit)) {
         Ok((viewer, Answer::AfterMore(bytes))) => {
             if table::give_credit(fd, word, bytes, CreditGiver::Owner) && word.credit().is_none() {
                 viewer.count_reason(Reason::Left);
@@ -59,7 +59,7 @@ struct ServableFile {
     can_write: bool,
 }
 
-fn look_over(fd: c_int) -> Result<ServableFile, Reason> {
+fn check_servable(fd: c_int) -> Result<ServableFile, Reason> {
     let stat = kernel::fstat(fd).ok_or(Reason::NotRegular)?;
     if !stat.is_regular() || stat.size < 0 {
         return Err(Reason::NotRegular);
@@ -70,7 +70,7 @@ fn look_over(fd: c_int) -> Result<ServableFile, Reason> {
         return Err(Reason::Flags);
     }
     let (attach_policy, can_write) = (process::attach_policy(), flags & kernel::O_ACCMODE != 0);
-    if can_write && !attach_policy.looks_at_times {
+    if can_write && !attach_policy.checks_times {
         return Err(Reason::Writable);
     }
     match kernel::file_system(fd).map_or(FileSystem::NoContent, FileSystem::of) {

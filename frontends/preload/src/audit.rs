@@ -121,7 +121,7 @@ pub fn is_settled(stat: &Stat) -> bool {
 
 /// Whether `fd` still is a plain description of the file, as it was when that was attached.
 pub fn is_still(fd: i32, id: FileId, changed_nanos: i64) -> bool {
-    // The same flags as in `look_over` of `attach.rs`, or it would be attached without end.
+    // The same flags as in `check_servable` of `attach.rs`, or it would be attached without end.
     const LEFT_ALONE: i32 = kernel::O_WRONLY | kernel::O_DIRECT | kernel::O_PATH;
     kernel::fstat(fd)
         .is_some_and(|now| now.id == id && now.changed_nanos() == changed_nanos && now.is_regular())

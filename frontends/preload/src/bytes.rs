@@ -49,7 +49,7 @@ impl PartRead<'_> {
 
     /// One look at the cache; `None` if the read would have to wait and must not.
     #[inline(always)] // the caller knows the mode
-    fn look(self, file: &ViewedFile<'_>) -> Option<ReadOutcome> {
+    fn try_read(self, file: &ViewedFile<'_>) -> Option<ReadOutcome> {
         let (viewer, wanted) = (self.viewer, self.wanted());
         // SAFETY: the buffer is the program's, and it said it may be written.
         unsafe {
@@ -68,7 +68,7 @@ impl PartRead<'_> {
         if self.mode == ServeMode::Plain
             && matches!(viewer.validation(&file), Validation::Leased | Validation::Immutable)
         {
-            // SAFETY: as in `look`.
+            // SAFETY: as in `try_read`.
             let hit = unsafe { viewer.read_hit(&file, self.wanted()) };
             return match hit.whole() {
                 Some(bytes) => Ok(bytes),
@@ -85,19 +85,19 @@ impl PartRead<'_> {
         let Some(_inside) = process::enter() else { return Err(Unserved::ToKernel) };
         let file = table::file(fd);
         if let Some(hit) = hit {
-            // SAFETY: as in `look`.
+            // SAFETY: as in `try_read`.
             let read = unsafe { viewer.continue_read(&file, self.wanted(), hit) };
             return self.transfer_slowly(Some(read));
         }
         match viewer.validation(&file) {
             Validation::Leased | Validation::Immutable => {}
-            validation => match look_at_times(viewer, fd, validation) {
+            validation => match check_times(viewer, fd, validation) {
                 TimesCheck::Right => {}
                 TimesCheck::Young if self.mode == ServeMode::Now => {
-                    // SAFETY: as in `look`.
+                    // SAFETY: as in `try_read`.
                     return unsafe { self.read_by_kernel_now() };
                 }
-                // SAFETY: as in `look`.
+                // SAFETY: as in `try_read`.
                 TimesCheck::Young => return unsafe { self.read_by_kernel() },
                 TimesCheck::Invalid(reason) => {
                     descriptors::detach(fd, reason);
@@ -105,7 +105,7 @@ impl PartRead<'_> {
                 }
             },
         }
-        let read = self.look(&file);
+        let read = self.try_read(&file);
         self.transfer_slowly(read)
     }
 
@@ -141,14 +141,14 @@ impl PartRead<'_> {
         let mut asked = 0;
         let mut revalidations = 0;
         let reason = loop {
-            // SAFETY: as in `look`.
+            // SAFETY: as in `try_read`.
             let Some(outcome) = read else { return unsafe { self.read_by_kernel_now() } };
             asked += outcome.asked;
             let size = match outcome.end {
                 ReadEnd::Full => break None,
                 ReadEnd::EndOfFile(size) => size,
                 ReadEnd::Stale => break Some(Reason::Changed),
-                // SAFETY: as in `look`.
+                // SAFETY: as in `try_read`.
                 ReadEnd::Failed(error) if is_passing(&error) => unsafe {
                     return self.read_by_kernel();
                 },
@@ -158,7 +158,7 @@ impl PartRead<'_> {
                 break None;
             }
             if self.mode == ServeMode::Now {
-                // SAFETY: as in `look`.
+                // SAFETY: as in `try_read`.
                 return unsafe { self.read_by_kernel_now() }; // the owner would have to be waited for
             }
             revalidations += 1;
@@ -167,13 +167,13 @@ impl PartRead<'_> {
             }
             match viewer.request(Operation::Revalidate, [file.handle, 0, 0]) {
                 Ok(_) => {}
-                // SAFETY: as in `look`.
+                // SAFETY: as in `try_read`.
                 Err(error) if is_passing(&error) => unsafe {
                     return self.read_by_kernel();
                 },
                 Err(error) => break Some(why(&error)),
             }
-            read = self.look(&file);
+            read = self.try_read(&file);
         };
         if let Some(reason) = reason {
             descriptors::detach(fd, reason);
@@ -220,7 +220,7 @@ enum TimesCheck {
 
 /// Looks whether what is cached is the file's, before a read.
 #[cold]
-fn look_at_times(viewer: &Viewer, fd: c_int, validation: Validation) -> TimesCheck {
+fn check_times(viewer: &Viewer, fd: c_int, validation: Validation) -> TimesCheck {
     if validation == Validation::Kernel {
         let ended = viewer.arena().owner_has_ended();
         return TimesCheck::Invalid(if ended { Reason::NoOwner } else { Reason::Writable });

@@ -34,7 +34,7 @@ use quinion_view::viewer::sys::Errno;
 use crate::kernel::{self, SignalsHeld};
 use crate::process::count_reason as count;
 use crate::table::{
-    self, Attachment, FdState, FdWord, OFFSETS_MAX, cell, end, identity, look, mark_reported,
+    self, Attachment, FdState, FdWord, OFFSETS_MAX, cell, end, identity, mark_reported, peek,
 };
 use crate::{audit, deferred_detach, process};
 
@@ -70,13 +70,13 @@ pub fn at(fd: i32) -> Option<Fd<'static, KernelProcess>> {
     cell(fd).map(|cell| Fd::new(cell, KernelProcess(fd)))
 }
 
-pub fn look_settled(fd: i32) -> Option<FdWord> {
+pub fn settled_word(fd: i32) -> Option<FdWord> {
     at(fd).map(|at| at.settled())
 }
 
 #[inline]
 pub fn forget(fd: i32) {
-    if look(fd).is_some_and(|word| word.state() != FdState::Unknown)
+    if peek(fd).is_some_and(|word| word.state() != FdState::Unknown)
         && let Some(_inside) = process::enter()
         && let Some(at) = at(fd)
     {
@@ -120,7 +120,7 @@ pub fn publish(fd: i32, from: FdWord, to: Attachment) -> bool {
     let Some(state) = published else { return false };
     if state == FdState::Positioned
         && from.state() == FdState::Candidate
-        && let Some(word) = look(fd)
+        && let Some(word) = peek(fd)
         && mark_reported(fd, word)
     {
         count(Reason::Writable);
@@ -155,7 +155,7 @@ pub fn give_back_unseen() {
         return;
     }
     for fd in 0..end() as i32 {
-        if let Some(word) = look_settled(fd).filter(|word| word.state().is_attached()) {
+        if let Some(word) = settled_word(fd).filter(|word| word.state().is_attached()) {
             let _ = is_still(fd, word);
         }
     }
@@ -163,7 +163,7 @@ pub fn give_back_unseen() {
 
 /// Gives the kernel its offset of a served descriptor, for a while.
 fn pause(fd: i32) {
-    if look(fd).is_some_and(|word| matches!(word.state(), FdState::Served | FdState::Moving))
+    if peek(fd).is_some_and(|word| matches!(word.state(), FdState::Served | FdState::Moving))
         && let Some(_inside) = process::enter()
     {
         pause_inside(fd);
@@ -209,7 +209,7 @@ pub fn show_offset(fd: i32) {
 /// Leaves the offset of `fd`, set right, to the kernel for good. Positional reads are served still.
 #[inline]
 pub fn share(fd: i32, reason: Reason) {
-    if look(fd).is_some_and(|word| !word.is_offset_kernels()) {
+    if peek(fd).is_some_and(|word| !word.is_offset_kernels()) {
         share_now(fd, reason);
     }
 }
@@ -226,7 +226,7 @@ fn share_now(fd: i32, reason: Reason) {
 /// Leaves `fd`, its offset set right, to the kernel for good.
 #[inline]
 pub fn detach(fd: i32, reason: Reason) {
-    let Some(word) = look(fd) else { return };
+    let Some(word) = peek(fd) else { return };
     if !matches!(word.state(), FdState::Unknown | FdState::Kernel | FdState::Other) {
         detach_now(fd, reason);
     }
@@ -261,7 +261,7 @@ pub fn share_all(reason: Reason) {
 
 pub fn leave_file(id: FileId) {
     for fd in 0..end() {
-        let attached = look_settled(fd as i32).is_some_and(|word| word.state().is_attached());
+        let attached = settled_word(fd as i32).is_some_and(|word| word.state().is_attached());
         if attached && identity(fd as i32) == id {
             detach(fd as i32, Reason::Unguaranteed);
         }

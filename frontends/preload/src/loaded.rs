@@ -70,13 +70,13 @@ pub fn each(mut found: Found<'_>) {
     unsafe { dl_iterate_phdr(tell, (&raw mut found).cast()) };
 }
 
-pub fn for_each_later_object(look: &mut dyn FnMut(&Names)) {
+pub fn for_each_later_object(visit: &mut dyn FnMut(&Names)) {
     let mut is_after = false;
     each(&mut |object| {
         if !is_after {
             is_after = object.has(for_each_later_object as *const () as usize);
         } else if let Some(names) = object.names() {
-            look(&names);
+            visit(&names);
         }
         false
     });

@@ -17,7 +17,7 @@ use crate::descriptors::{at, detach_inside};
 use crate::process::count_reason as count;
 use crate::stop::stop;
 use crate::table::FdState;
-use crate::table::{look, mark_reported, see};
+use crate::table::{mark_reported, peek, see};
 use crate::{audit, deferred_detach, fork_counts, kernel, process, table};
 
 /// A descriptor was opened for reading only. `forks`: [`fork_counts::forks`] before the call.
@@ -50,7 +50,7 @@ pub fn adopt(fd: i32) {
 /// As [`adopt`], where it has been counted why no others are.
 pub fn adopt_counted(fd: i32) {
     adopt(fd);
-    if let Some(word) = look(fd) {
+    if let Some(word) = peek(fd) {
         mark_reported(fd, word);
     }
 }

@@ -111,7 +111,7 @@ fn duplicating_onto(fd: c_int, onto: c_int, call: impl FnOnce() -> c_int) -> c_i
 }
 
 fn duplicated(fd: c_int, made: c_int) {
-    match table::look(fd).map(|word| word.state()) {
+    match table::peek(fd).map(|word| word.state()) {
         Some(FdState::Positioned | FdState::Shared) => new_descriptors::adopt_counted(made),
         _ => new_descriptors::opened_for_kernel(made, FdState::Unknown),
     }

@@ -42,7 +42,7 @@ impl Start {
 #[inline]
 pub fn served(fd: c_int, to: Target<'_>, start: Start) -> Option<(&'static Viewer, FdWord)> {
     if let Some(viewer) = process::viewer() {
-        let word = table::look(fd)?;
+        let word = table::peek(fd)?;
         if start.is_served(word.state()) {
             return Some((viewer, word));
         }
@@ -53,7 +53,7 @@ pub fn served(fd: c_int, to: Target<'_>, start: Start) -> Option<(&'static Viewe
 #[cold]
 fn not_served_yet(fd: c_int, to: Target<'_>, start: Start) -> Option<(&'static Viewer, FdWord)> {
     while process::is_on() {
-        let word = descriptors::look_settled(fd)?;
+        let word = descriptors::settled_word(fd)?;
         match word.state() {
             state if start.is_served(state) => return Some((process::viewer()?, word)),
             FdState::Candidate | FdState::Shared
@@ -92,7 +92,7 @@ fn not_served_yet(fd: c_int, to: Target<'_>, start: Start) -> Option<(&'static V
 /// Whether positional reads of a descriptor are served; attaches a candidate, if it is time.
 pub fn is_served(fd: c_int) -> bool {
     while process::is_on() {
-        let Some(word) = descriptors::look_settled(fd) else { return false };
+        let Some(word) = descriptors::settled_word(fd) else { return false };
         match word.state() {
             FdState::Served | FdState::Positioned => return true,
             FdState::Candidate => match whose_turn(fd, word) {
@@ -129,13 +129,13 @@ fn whose_turn(fd: c_int, word: FdWord) -> Reader {
         _ if word.has_kernels_calls() => Reader::Kernels,
         Some(0) => Reader::Ours,
         Some(_) => Reader::Kernels,
-        None => look_at(fd, word),
+        None => inspect_candidate(fd, word),
     }
 }
 
 /// The first read of a candidate: how much of it the kernel is to read before the owner is asked. The thread that
 /// asks finds out whether it is a file with content.
-fn look_at(fd: c_int, word: FdWord) -> Reader {
+fn inspect_candidate(fd: c_int, word: FdWord) -> Reader {
     let attach_policy = process::attach_policy();
     if attach_policy.large_bytes == 0 || attach_policy.credit_bytes == 0 {
         return Reader::Ours;

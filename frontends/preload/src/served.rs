@@ -337,7 +337,7 @@ fn does_kernel_accept(fd: c_int, mode: ServeMode, flags: c_int) -> bool {
     if !process::is_on() {
         return false;
     }
-    let Some(word) = table::look(fd) else { return false };
+    let Some(word) = table::peek(fd) else { return false };
     table::accepts(fd, word, mode, || kernel::accepts_flags(fd, flags))
 }
 
@@ -350,7 +350,7 @@ fn advice_to_pass_on(advice: Advice) -> Advice {
 /// Tells the owner how a descriptor will be read, or keeps that until it is attached.
 fn advise(fd: c_int, advice: Advice, position: u64, len: u64) {
     let Some(_inside) = process::enter() else { return };
-    let state = table::look(fd).map(|word| word.state());
+    let state = table::peek(fd).map(|word| word.state());
     match (process::viewer(), state) {
         (Some(viewer), Some(state)) if state.is_attached() => {
             viewer.advise(&table::file(fd), advice, position, len);
@@ -366,7 +366,7 @@ fn advise(fd: c_int, advice: Advice, position: u64, len: u64) {
 /// that say it before each piece of what they read in turn (RocksDB) would only disturb its larger windows.
 fn will_need(fd: c_int, position: u64, len: u64) {
     let Some(_inside) = process::enter() else { return };
-    let attached = table::look(fd).is_some_and(|word| word.state().is_attached());
+    let attached = table::peek(fd).is_some_and(|word| word.state().is_attached());
     let Some(viewer) = process::viewer().filter(|_| attached) else { return };
     let (file, mut byte) = (table::file(fd), 0u8);
     // SAFETY: `byte` is one byte that may be written.
@@ -379,7 +379,7 @@ fn will_need(fd: c_int, position: u64, len: u64) {
 /// Where a seek leads: the kernel's answer, an error its number negated. `None`: the real function has to answer.
 fn seek(fd: c_int, offset: i64, whence: c_int) -> Option<isize> {
     while process::is_on() {
-        let word = table::look(fd)?;
+        let word = table::peek(fd)?;
         let by_kernel = match word.state() {
             FdState::Served => match seek_inside(process::viewer()?, fd, word, offset, whence) {
                 Some(to) if table::advance(fd, word, to) => return Some(to as isize),
@@ -388,7 +388,7 @@ fn seek(fd: c_int, offset: i64, whence: c_int) -> Option<isize> {
             },
             FdState::Candidate => descriptors::seek(fd, word, offset, whence),
             FdState::Moving => {
-                let _ = descriptors::look_settled(fd);
+                let _ = descriptors::settled_word(fd);
                 continue;
             }
             _ => {

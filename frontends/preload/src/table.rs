@@ -104,8 +104,8 @@ pub fn cell(fd: i32) -> Option<&'static FdCell> {
 }
 
 #[inline]
-pub fn look(fd: i32) -> Option<FdWord> {
-    cell(fd).map(FdCell::look)
+pub fn peek(fd: i32) -> Option<FdWord> {
+    cell(fd).map(FdCell::load)
 }
 
 #[inline]
@@ -122,7 +122,7 @@ pub fn is_still_attached(fd: i32, word: FdWord) -> bool {
 #[inline]
 pub fn file(fd: i32) -> ViewedFile<'static> {
     let file = &FILES[fd as usize];
-    let place = file.place.load(Ordering::Relaxed); // ordered by `look`
+    let place = file.place.load(Ordering::Relaxed); // ordered by `peek`
     ViewedFile {
         handle: file.handle.load(Ordering::Relaxed),
         cell: CellNumber(place as u32),
@@ -133,7 +133,7 @@ pub fn file(fd: i32) -> ViewedFile<'static> {
 }
 
 pub fn handle(fd: i32) -> u64 {
-    FILES[fd as usize].handle.load(Ordering::Relaxed) // ordered by the word's `look`
+    FILES[fd as usize].handle.load(Ordering::Relaxed) // ordered by the word's `load`
 }
 
 /// Only by the thread that is moving the descriptor's word.
@@ -161,7 +161,7 @@ pub fn identity(fd: i32) -> FileId {
 pub fn identity_as_of(fd: i32) -> Option<(FileId, i64)> {
     let of = &FILES[fd as usize];
     let [device, inode, changed_at] =
-        [&of.device, &of.inode, &of.changed_at].map(|place| place.load(Ordering::Relaxed)); // ordered by `look`
+        [&of.device, &of.inode, &of.changed_at].map(|place| place.load(Ordering::Relaxed)); // ordered by `peek`
     (changed_at != NEVER).then_some((FileId { device, inode }, changed_at.wrapping_sub(1) as i64))
 }
 

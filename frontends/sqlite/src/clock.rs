@@ -72,14 +72,14 @@ impl Clock {
     /// `times` of a file that was not written since they were read, nor is now. `None` if its next write may not change
     /// them.
     pub fn settled(&self, times: Times) -> Option<Settled> {
-        let look = Look::now();
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).settled(times, look)
+        let sample = ClockSample::now();
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).settled(times, sample)
     }
 }
 
 /// The clocks' values, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
-struct Look {
+struct ClockSample {
     /// The time that a write would give to its file.
     step: i64,
     /// The time of day, and the uptime before and after it was asked.
@@ -88,7 +88,7 @@ struct Look {
     after: i64,
 }
 
-impl Look {
+impl ClockSample {
     fn now() -> Self {
         let step = nanoseconds(ClockId::RealtimeCoarse);
         let (before, now, after) = (uptime(), nanoseconds(ClockId::Realtime), uptime());
@@ -97,13 +97,13 @@ impl Look {
 }
 
 impl Setbacks {
-    fn settled(&mut self, times: Times, look: Look) -> Option<Settled> {
-        let setbacks = self.looked(look);
-        is_settled(times.changed(), look.step).then_some(Settled { times, setbacks })
+    fn settled(&mut self, times: Times, sample: ClockSample) -> Option<Settled> {
+        let setbacks = self.note(sample);
+        is_settled(times.changed(), sample.step).then_some(Settled { times, setbacks })
     }
 
     /// Returns how often the time of day was set back until this look.
-    fn looked(&mut self, Look { before, now, after, .. }: Look) -> u64 {
+    fn note(&mut self, ClockSample { before, now, after, .. }: ClockSample) -> u64 {
         let (least, most) = (now.saturating_sub(after), now.saturating_sub(before));
         if most < self.ahead {
             (self.ahead, self.count) = (least, self.count + 1);
@@ -155,8 +155,8 @@ mod tests {
         let (times, at) = (Times::of_change((1000, 5)), 1000 * SECOND + 5);
         let mut setbacks = Setbacks { ahead: i64::MIN, count: 0 };
         let mut is_settled = |step| {
-            let look = Look { step, now: at + SECOND, before: 0, after: 0 };
-            setbacks.settled(times, look).is_some()
+            let sample = ClockSample { step, now: at + SECOND, before: 0, after: 0 };
+            setbacks.settled(times, sample).is_some()
         };
         assert!(!is_settled(at), "a write would get the same time, whatever the time of day is");
         assert!(is_settled(at + SETTLING));
@@ -169,10 +169,10 @@ mod tests {
         let went_back = (0..200).find(|number| {
             // A new file: once a file's times were read, the kernel gives it a finer time.
             let path = format!("{folder}/{number}");
-            let look = Look::now();
+            let sample = ClockSample::now();
             fs::write(&path, "x").unwrap();
             let known = fs::metadata(&path).unwrap();
-            known.ctime() * SECOND + known.ctime_nsec() < look.step
+            known.ctime() * SECOND + known.ctime_nsec() < sample.step
         });
         fs::remove_dir_all(&folder).unwrap();
         assert_eq!(went_back, None);
@@ -181,14 +181,14 @@ mod tests {
     #[test]
     fn a_clock_that_is_set_back_is_counted() {
         let mut setbacks = Setbacks { ahead: i64::MIN, count: 0 };
-        let mut looked = |before, now, after| setbacks.looked(Look { step: now, now, before, after });
+        let mut note = |before, now, after| setbacks.note(ClockSample { step: now, now, before, after });
         let day = 50 * SECOND;
-        assert_eq!(looked(100, day + 100, 100), 0);
-        assert_eq!(looked(200, day + 200, 200), 0, "it goes on");
-        assert_eq!(looked(300, day + 400, 900), 0, "the thread waited between the looks");
-        assert_eq!(looked(1000, day + 999, 1000), 1, "back by a nanosecond");
-        assert_eq!(looked(1100, day + 1099, 1100), 1);
-        assert_eq!(looked(1200, day + SECOND, 1200), 1, "forward");
-        assert_eq!(looked(1300, day + 1300, 1300), 2, "and back again");
+        assert_eq!(note(100, day + 100, 100), 0);
+        assert_eq!(note(200, day + 200, 200), 0, "it goes on");
+        assert_eq!(note(300, day + 400, 900), 0, "the thread waited between the looks");
+        assert_eq!(note(1000, day + 999, 1000), 1, "back by a nanosecond");
+        assert_eq!(note(1100, day + 1099, 1100), 1);
+        assert_eq!(note(1200, day + SECOND, 1200), 1, "forward");
+        assert_eq!(note(1300, day + 1300, 1300), 2, "and back again");
     }
 }

@@ -173,7 +173,7 @@ impl FileAdmission {
             if unserved == Unserved::Closed { Errno(libc::ESTALE) } else { Errno::OPNOTSUPP }
         };
         self.refuse_watched(request)?; // a program that watches is told of opens, too
-        let without_lease = self.rules.look(path, name, id).map_err(unserved)?;
+        let without_lease = self.rules.check(path, name, id).map_err(unserved)?;
         // A file that never changes is checked once, here: it may be another of the same number.
         let coherence =
             if without_lease == Validation::Immutable { Coherence::Check } else { Coherence::Lease };

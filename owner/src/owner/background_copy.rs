@@ -59,7 +59,7 @@ pub(super) const LAZY_ATTACH: AttachPolicy = AttachPolicy {
     large_bytes: 4 << 20,
     credit_bytes: 256 << 10,
     pass_is_kernels: true,
-    looks_at_times: false,
+    checks_times: false,
     any_file_system: false,
 };
 /// The kernel reads a file so often before it is copied.
@@ -241,7 +241,7 @@ impl BackgroundCopies {
             return None;
         }
         // 2 What does the kernel hold? If that cannot be found out, attaching the file will report why.
-        let (file, bytes) = look(descriptor, id)?;
+        let (file, bytes) = reopen(descriptor, id)?;
         if known == Some(CopyState::Requested) {
             return Some(KernelCredit { credit: bytes, short: None });
         }
@@ -407,7 +407,7 @@ fn is_held(holds: KernelCacheCounts, bytes: u64) -> bool {
 }
 
 /// Opens the file anew, if it is the regular file `id`.
-fn look(descriptor: BorrowedFd<'_>, id: FileId) -> Option<(OwnedFd, u64)> {
+fn reopen(descriptor: BorrowedFd<'_>, id: FileId) -> Option<(OwnedFd, u64)> {
     let path = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let file =

@@ -100,13 +100,18 @@ impl fmt::Display for Unserved {
 impl ServeRules {
     /// Checks the file behind `path`, a descriptor's in `/proc` that is called `name` there, without opening it; `file`
     /// is expected. Returns the rule for files without a lease.
-    pub(super) fn look(&self, path: &str, name: &Path, file: FileId) -> Result<Validation, Unserved> {
+    pub(super) fn check(&self, path: &str, name: &Path, file: FileId) -> Result<Validation, Unserved> {
         let handle =
             open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(|_| Unserved::Closed)?;
-        self.look_at(handle.as_fd(), name, file)
+        self.check_handle(handle.as_fd(), name, file)
     }
 
-    fn look_at(&self, handle: BorrowedFd<'_>, name: &Path, file: FileId) -> Result<Validation, Unserved> {
+    fn check_handle(
+        &self,
+        handle: BorrowedFd<'_>,
+        name: &Path,
+        file: FileId,
+    ) -> Result<Validation, Unserved> {
         const VERITY: u64 = 0x0010_0000;
         let found = fstatfs(handle).map_err(|_| Unserved::Closed)?;
         let system = FileSystem::of(found.f_type as u64);

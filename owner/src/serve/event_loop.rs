@@ -46,10 +46,10 @@ impl Shared {
             self.viewers.drain_opened_of(viewer);
             let late = viewer_slot.take_late_offers();
             let execs = self.viewers.page(viewer).counters[Counter::Execs as usize].load(Ordering::Relaxed);
-            let replaced = viewer_slot.process_to_look_at(execs);
+            let replaced = viewer_slot.process_to_check(execs);
             drop(viewer_slot);
             drop(late);
-            replaced.into_iter().for_each(|process| self.look_for_exec(viewer, process));
+            replaced.into_iter().for_each(|process| self.check_for_exec(viewer, process));
         }
         self.queues.retry();
         let overdue = std::mem::take(&mut *self.overdue.lock());

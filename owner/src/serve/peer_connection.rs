@@ -29,7 +29,7 @@ use quinion::internals::sys::peer::ProcessName;
 
 pub(super) const HELLO_MAX: Duration = Duration::from_secs(1);
 
-const LOOKS: usize = 3;
+const PEEKS_MAX: usize = 3;
 
 /// A connection of another process. Dropping it does not wait.
 #[derive(Debug)]
@@ -145,7 +145,7 @@ fn is_empty(socket: &OwnedFd) -> bool {
     // Behind this nothing more comes, so a connection that is found empty stays so.
     let _ = rustix::net::shutdown(socket, Shutdown::Read);
     // A standing error is returned first, and once: the other side may have closed before it read all.
-    (0..LOOKS).any(|_| match peek(socket.as_fd(), &mut [0]) {
+    (0..PEEKS_MAX).any(|_| match peek(socket.as_fd(), &mut [0]) {
         Ok((count, flags)) => count == 0 && !flags.contains(ReturnFlags::CTRUNC),
         Err(error) => error == rustix::io::Errno::AGAIN,
     })

@@ -22,7 +22,7 @@ use crate::sys::serial_queues::QueueKey;
 
 impl Shared {
     /// Looks in a queue, since the kernel may wait for the process.
-    pub(super) fn look_for_exec(self: &Arc<Self>, viewer: usize, process: Process) {
+    pub(super) fn check_for_exec(self: &Arc<Self>, viewer: usize, process: Process) {
         let key = QueueKey::Process(process.name);
         if self.queues.waiting_in(key) > 0 {
             return;

@@ -107,16 +107,16 @@ mod tests {
         fn new() -> Self {
             let seen = Observation { whose: 1, number: 7, taken: 0 };
             let mut fixture = Self { limit: RingLimit::default(), seen, now: Instant::now() };
-            assert_eq!(fixture.look(), WaitMode::Futex);
+            assert_eq!(fixture.check(), WaitMode::Futex);
             fixture
         }
-        fn look(&mut self) -> WaitMode {
+        fn check(&mut self) -> WaitMode {
             assert_eq!(self.limit.until_poll(|| self.now), None, "it is not looked at yet");
             self.limit.note(self.seen, || self.now)
         }
         fn ring(&mut self) -> WaitMode {
             self.seen.number = self.seen.number.wrapping_add(1);
-            self.look()
+            self.check()
         }
         fn ring_slept_for(&mut self, count: u32) {
             (0..count).for_each(|ring| assert_eq!(self.ring(), WaitMode::Futex, "ring {ring}"));
@@ -153,7 +153,7 @@ mod tests {
         fixture.exhaust();
         for _ in 0..20 {
             fixture.now += POLL_INTERVAL;
-            assert_eq!(fixture.look(), WaitMode::Futex, "it has not rung");
+            assert_eq!(fixture.check(), WaitMode::Futex, "it has not rung");
             assert_eq!(fixture.ring(), WaitMode::Poll);
         }
     }
@@ -166,7 +166,7 @@ mod tests {
             assert_eq!(fixture.ring(), WaitMode::Futex, "{round}");
             if round % 31 == 30 {
                 fixture.seen.taken += 31;
-                assert_eq!(fixture.look(), WaitMode::Futex);
+                assert_eq!(fixture.check(), WaitMode::Futex);
             }
         }
     }

@@ -33,7 +33,7 @@ pub(super) struct ViewerSlot {
     pub(super) pins: HashMap<u64, PinnedRange>,
     pub(super) last_ticket: u32,
     pub(super) is_replaced: bool,
-    pub(super) exec_looks: Option<ExecLooks>,
+    pub(super) exec_checks: Option<ExecCheckTimes>,
     /// Sums of former viewers, by run; stays when the viewer goes.
     pub(super) past: BTreeMap<u64, ViewerTotals>,
 }
@@ -52,17 +52,17 @@ impl ViewerSlot {
     }
 
     /// The process, if its page says that it has become another program, or is about to, and it is time to look.
-    pub(super) fn process_to_look_at(&mut self, execs: u64) -> Option<Process> {
+    pub(super) fn process_to_check(&mut self, execs: u64) -> Option<Process> {
         if execs == 0 {
-            self.exec_looks = None;
+            self.exec_checks = None;
             return None;
         }
-        let looks = self.exec_looks.get_or_insert_with(ExecLooks::begin);
-        if looks.due > Instant::now() {
+        let checks = self.exec_checks.get_or_insert_with(ExecCheckTimes::begin);
+        if checks.due > Instant::now() {
             return None;
         }
-        looks.pause = (2 * looks.pause).min(EXEC_LOOK_PAUSE_MAX);
-        looks.due = Instant::now() + looks.pause;
+        checks.pause = (2 * checks.pause).min(EXEC_CHECK_PAUSE_MAX);
+        checks.due = Instant::now() + checks.pause;
         self.process.clone().filter(|_| !self.is_replaced)
     }
 
@@ -102,20 +102,20 @@ impl ViewerSlot {
 }
 
 /// From the first mark of an exec to the first look: most programs join anew long before.
-const EXEC_LOOK_AFTER: Duration = Duration::from_secs(1);
+const EXEC_CHECK_AFTER: Duration = Duration::from_secs(1);
 /// A mark may stay, of a child that had its parent's memory. Then the pauses grow up to this.
-const EXEC_LOOK_PAUSE_MAX: Duration = Duration::from_secs(64);
+const EXEC_CHECK_PAUSE_MAX: Duration = Duration::from_secs(64);
 
 /// When it is time to look whether the process has become another program.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct ExecLooks {
+pub(super) struct ExecCheckTimes {
     due: Instant,
     pause: Duration,
 }
 
-impl ExecLooks {
+impl ExecCheckTimes {
     fn begin() -> Self {
-        Self { due: Instant::now() + EXEC_LOOK_AFTER, pause: EXEC_LOOK_AFTER }
+        Self { due: Instant::now() + EXEC_CHECK_AFTER, pause: EXEC_CHECK_AFTER }
     }
 }
 

@@ -91,7 +91,7 @@ impl Wakeups {
             for viewer in self.viewers.present_among(viewers.clone()) {
                 let place = viewer - viewers.start;
                 self.await_viewer(viewer, &mut limits[place], &mut futexes, |whose, request_futex| {
-                    watched[place].look(whose, request_futex, || {
+                    watched[place].check(whose, request_futex, || {
                         self.doorbells.put_up(viewer);
                         rung += 1;
                     })
@@ -110,21 +110,21 @@ impl Wakeups {
         }
     }
 
-    /// Adds the viewer's futex to those that the thread is about to sleep on, with its number by `look`. One that is
+    /// Adds the viewer's futex to those that the thread is about to sleep on, with its number by `check`. One that is
     /// polled is left out, and the sleep ends when its time has come.
     fn await_viewer<'a>(
         &'a self,
         viewer: usize,
         limit: &mut RingLimit,
         futexes: &mut FutexList<'a>,
-        look: impl FnOnce(u32, &AtomicU32) -> u32,
+        check: impl FnOnce(u32, &AtomicU32) -> u32,
     ) {
         if let Some(left) = limit.until_poll(Instant::now) {
             return futexes.wake_within(left);
         }
         let request_futex = &self.viewers.page(viewer).request_futex;
         let whose = self.viewers.joins[viewer].load(Ordering::Relaxed); // `process` has ordered it
-        let number = look(whose, request_futex);
+        let number = check(whose, request_futex);
         let seen =
             Observation { whose, number, taken: self.viewers.taken_of[viewer].load(Ordering::Relaxed) };
         if limit.has_rung(&seen) {
@@ -157,8 +157,8 @@ impl Shared {
             futexes.push(FutexWait::new(rings, rung));
             for viewer in self.viewers.present_among(self.viewers.slots.first_group()) {
                 // SeqCst, partner: `wake_owner`, as above.
-                let look = |_, request_futex: &AtomicU32| request_futex.load(Ordering::SeqCst);
-                self.wakeups.await_viewer(viewer, &mut limits[viewer], &mut futexes, look);
+                let check = |_, request_futex: &AtomicU32| request_futex.load(Ordering::SeqCst);
+                self.wakeups.await_viewer(viewer, &mut limits[viewer], &mut futexes, check);
             }
             if let Some(job) = self.requests.take_job() {
                 self.wakeups.hand_on(&self.workers);

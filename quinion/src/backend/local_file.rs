@@ -125,7 +125,7 @@ impl Backend for LocalFile {
         self.file.attributes()
     }
     fn attributes_may_wait(&self) -> bool {
-        self.file.looks_may_wait()
+        self.file.revalidation_may_wait()
     }
     fn submit(&self, fills: Vec<Fill>) {
         self.engine.submit(&self.file, fills);

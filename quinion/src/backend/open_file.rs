@@ -361,7 +361,7 @@ impl OpenFile {
     }
 
     /// Whether the kernel may ask another machine, or another program, for the file's size and times.
-    pub(super) fn looks_may_wait(&self) -> bool {
+    pub(super) fn revalidation_may_wait(&self) -> bool {
         self.clock.local.is_none()
     }
 

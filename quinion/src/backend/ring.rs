@@ -99,7 +99,7 @@ use crate::sys::ring::{
 const TRIES_MAX: u32 = 1000;
 /// The longest wait of the leader before it looks whether it is done: what it waits for may be done by a thread, as the
 /// last page of a file is, while no request of the ring ends.
-const LEADER_LOOK: Duration = Duration::from_millis(20);
+const LEADER_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// The parts that a device may have for each place that is free.
 const SHARE: usize = 4;
 /// While others have many jobs, a device may have so many, as 1 / so many of the queue's depth, before it is busy.
@@ -329,7 +329,7 @@ impl<K: Kernel> RingDriver<K> {
                     self.enter(claim, CompletionWait::AwaitedFor(time));
                     how = ReapMode::Ready; // one wait
                 }
-                _ => self.enter(claim, CompletionWait::AwaitedFor(LEADER_LOOK)),
+                _ => self.enter(claim, CompletionWait::AwaitedFor(LEADER_CHECK_INTERVAL)),
             }
         }
     }
@@ -611,7 +611,7 @@ impl ShortCompletion {
         let Self { key, mut part, file, position, direction, result } = self;
         // A write has no end of the file to meet. Where the file's size may keep a thread waiting, and not only for its
         // own users, another read finds the end.
-        let asks = direction == TransferDirection::Read && !file.looks_may_wait();
+        let asks = direction == TransferDirection::Read && !file.revalidation_may_wait();
         let is_end = |at| asks && file.ends_by(position + at as u64);
         let verdict = if let Ok(bytes) = usize::try_from(result) {
             match part.transfer.advance(bytes, is_end) {

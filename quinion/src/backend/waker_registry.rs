@@ -179,11 +179,11 @@ impl WakerRegistry {
 
     /// Not before a completion has come, so that the poller does not switch between two backends for nothing.
     fn lead(&self, backend: &dyn Backend) {
-        let mut has_looked = false;
+        let mut has_checked = false;
         backend.reap(ReapMode::Wait, &mut || {
-            let (state, is_first_look) = (self.lock(), !std::mem::replace(&mut has_looked, true));
+            let (state, is_first_check) = (self.lock(), !std::mem::replace(&mut has_checked, true));
             // Backends that share what is being led want no leader.
-            state.waiters.is_empty() || !is_first_look && state.leaderless().is_some()
+            state.waiters.is_empty() || !is_first_check && state.leaderless().is_some()
         });
     }
 

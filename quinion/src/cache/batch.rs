@@ -252,7 +252,7 @@ fn read_rest<'f, 'b: 'f, T>(
     options: ReadOptions,
 ) {
     for (file, read) in items.iter_mut().map(parts) {
-        read.look(file, options); // 2
+        read.read_cached(file, options); // 2
     }
     let mut rest = items;
     while !rest.is_empty() {
@@ -314,7 +314,7 @@ fn start(gathered: Option<(&File, Vec<Span>)>, options: ReadOptions) {
 }
 
 impl BatchRead<'_> {
-    fn look(&mut self, file: &File, options: ReadOptions) {
+    fn read_cached(&mut self, file: &File, options: ReadOptions) {
         if !matches!(self.answer, BatchResult::Unread) {
             return;
         }
@@ -331,7 +331,7 @@ impl BatchRead<'_> {
                 }
             };
             let call = file.call(passing.as_ref(), options.wait_policy());
-            match file.handle.shared.filemap.look(&call, self.position, self.buffer) {
+            match file.handle.shared.filemap.copy_cached(&call, self.position, self.buffer) {
                 Progress::Unread => BatchResult::Unread,
                 Progress::Read(bytes) => BatchResult::Read(bytes),
                 Progress::Missing(done) => BatchResult::Missing(done),

@@ -125,13 +125,13 @@ mod tests {
     }
 
     /// Looks at its call as it goes.
-    struct LooksAtItsEnd(Arc<Mutex<CallState<u32>>>, Arc<AtomicBool>);
+    struct ChecksAtItsEnd(Arc<Mutex<CallState<u32>>>, Arc<AtomicBool>);
 
-    impl Wake for LooksAtItsEnd {
+    impl Wake for ChecksAtItsEnd {
         fn wake(self: Arc<Self>) {}
     }
 
-    impl Drop for LooksAtItsEnd {
+    impl Drop for ChecksAtItsEnd {
         fn drop(&mut self) {
             self.1.store(self.0.try_lock().is_ok(), Ordering::Relaxed);
         }
@@ -141,8 +141,8 @@ mod tests {
     #[test]
     fn a_waker_is_dropped_with_the_outcome_unlocked() {
         let (mut call, is_free) = (running(), Arc::new(AtomicBool::new(false)));
-        let looks = LooksAtItsEnd(Arc::clone(&call.outcome), Arc::clone(&is_free));
-        assert!(poll(&mut call, &Waker::from(Arc::new(looks))).is_pending());
+        let checks = ChecksAtItsEnd(Arc::clone(&call.outcome), Arc::clone(&is_free));
+        assert!(poll(&mut call, &Waker::from(Arc::new(checks))).is_pending());
         assert!(poll(&mut call, Waker::noop()).is_pending());
         assert!(is_free.load(Ordering::Relaxed));
     }

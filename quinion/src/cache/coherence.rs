@@ -9,8 +9,9 @@
 //!                        is there none? look, forget; ask for one
 //! ```
 //!
-//! A **look** asks the file system for the file's size and times; if they are not those of the cached pages, or too
-//! young to be conclusive, all of the file's pages are forgotten. A **lease** (`lease.rs`) needs no look: the file
+//! A **look**, or revalidation, is a stat that finds out whether the file has changed since its pages were cached: if
+//! its size and times are not those of the cached pages, or too young to be conclusive, all of its pages are
+//! forgotten. A **lease** (`lease.rs`) needs no look: the file
 //! does not change while it stands. A file has one if any of its handles wants one, and it serves all of them. Where
 //! none can be had, a handle that wants one looks before each read. A look is not enough on tmpfs, whose times do not
 //! tell of stores to mapped memory: there such a handle forgets all pages of the file before each read. If this cache
@@ -132,7 +133,7 @@ pub enum Coherence {
 }
 
 impl Coherence {
-    pub(super) fn needs_looks(self) -> bool {
+    pub(super) fn needs_revalidation(self) -> bool {
         matches!(self, Self::CheckEvery(_) | Self::Lease)
     }
 }
@@ -156,8 +157,8 @@ pub struct CoherenceState {
     filemap: Arc<Filemap>,
     leases: Arc<Leases>,
     is_leased: AtomicBool,
-    /// When the file was last looked at, by the clock of leases.
-    looked: AtomicU64,
+    /// When the file was last revalidated, by the clock of leases.
+    revalidated: AtomicU64,
     state: RankedMutex<LeaseState>,
 }
 
@@ -216,7 +217,7 @@ impl CoherenceState {
             filemap: Arc::clone(filemap),
             leases: Arc::clone(leases),
             is_leased: AtomicBool::new(false),
-            looked: AtomicU64::new(0),
+            revalidated: AtomicU64::new(0),
             state: RankedMutex::new(Rank::Lease, state),
         })
     }
@@ -240,7 +241,7 @@ impl CoherenceState {
         if access.coherence == Coherence::Immutable || self.holds_lease() {
             return Ok(());
         }
-        self.looked.store(now(), Ordering::Relaxed);
+        self.revalidated.store(now(), Ordering::Relaxed);
         self.filemap.renew(&self.mapping, found)
     }
 
@@ -282,7 +283,7 @@ impl CoherenceState {
 
     pub fn enter_watched(self: &Arc<Self>) -> Result<()> {
         self.ask_at_open(&mut self.state.lock());
-        if self.holds_lease() { Ok(()) } else { self.look_again() }
+        if self.holds_lease() { Ok(()) } else { self.revalidate() }
     }
 
     /// The version of which all cached pages are when the last handle, which wanted `policy`, goes, and which any
@@ -310,10 +311,10 @@ impl CoherenceState {
         state.doubtful |= validation == Validation::Kernel;
         // The attributes of the file while it cannot change. The lease is checked again afterwards: if this thread
         // was delayed in between, the kernel may have revoked the lease, and the attributes may be of any time.
-        let looked = self.mapping.backend().attributes().ok().filter(|_| self.times_tell());
+        let attributes = self.mapping.backend().attributes().ok().filter(|_| self.times_tell());
         // A file of another size was cut under the lease.
-        let looked = looked.filter(|file| file.size == self.mapping.size());
-        state.left = looked.filter(|_| state.lease.as_ref().is_some_and(Lease::stands));
+        let attributes = attributes.filter(|file| file.size == self.mapping.size());
+        state.left = attributes.filter(|_| state.lease.as_ref().is_some_and(Lease::stands));
         self.is_leased.store(false, Ordering::SeqCst); // partner: see `end`
         state.lease = None;
     }
@@ -379,10 +380,10 @@ impl CoherenceState {
             Coherence::Check | Coherence::Immutable => Ok(()),
             _ if self.holds_lease() => Ok(()),
             Coherence::Lease if self.is_writer() => Ok(()),
-            Coherence::Lease if self.has_lease_or_looks()? => Ok(()),
+            Coherence::Lease if self.has_lease_or_revalidates()? => Ok(()),
             Coherence::Lease if self.times_miss_stores() => self.filemap.invalidate(&self.mapping).map(drop),
             Coherence::Lease => Ok(()),
-            Coherence::CheckEvery(time) => self.look_after(time),
+            Coherence::CheckEvery(time) => self.revalidate_if_older(time),
         }
     }
 
@@ -390,12 +391,12 @@ impl CoherenceState {
     /// be those of its request before.
     pub(super) fn assure_for_viewer(self: &Arc<Self>, policy: Coherence) -> Result<()> {
         let is_by_lease = policy == Coherence::Lease && !self.holds_lease() && !self.is_writer();
-        if is_by_lease { self.has_lease_or_looks().map(drop) } else { self.assure(policy) }
+        if is_by_lease { self.has_lease_or_revalidates().map(drop) } else { self.assure(policy) }
     }
 
-    /// Whether there is a lease. If not, the file's times have been looked at.
+    /// Whether there is a lease. If not, the file has been revalidated.
     #[cold]
-    fn has_lease_or_looks(self: &Arc<Self>) -> Result<bool> {
+    fn has_lease_or_revalidates(self: &Arc<Self>) -> Result<bool> {
         let mut state = self.state.lock();
         if self.confirm(&mut state) {
             return Ok(true); // not looked at for long, and it stands
@@ -405,20 +406,20 @@ impl CoherenceState {
             return Ok(true);
         }
         drop(state);
-        self.look_again().map(|()| false)
+        self.revalidate().map(|()| false)
     }
 
     #[cold]
-    fn look_after(&self, time: Duration) -> Result<()> {
+    fn revalidate_if_older(&self, time: Duration) -> Result<()> {
         let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        if now().saturating_sub(self.looked.load(Ordering::Relaxed)) < time {
+        if now().saturating_sub(self.revalidated.load(Ordering::Relaxed)) < time {
             return Ok(());
         }
-        self.look_again()
+        self.revalidate()
     }
 
-    fn look_again(&self) -> Result<()> {
-        self.looked.store(now(), Ordering::Relaxed);
+    fn revalidate(&self) -> Result<()> {
+        self.revalidated.store(now(), Ordering::Relaxed);
         self.filemap.revalidate(&self.mapping).map(drop)
     }
 
@@ -541,7 +542,7 @@ impl CoherenceState {
 }
 
 impl LeaseHolder for CoherenceState {
-    fn look(&self) {
+    fn check(&self) {
         self.confirm(&mut self.state.lock());
     }
 

@@ -144,7 +144,7 @@ impl Drop for DropBehindLeftovers {
 }
 
 fn plain_cell(handle: &Handle) -> CellNumber {
-    match handle.access.coherence.needs_looks() {
+    match handle.access.coherence.needs_revalidation() {
         _ if handle.shared.sampler.is_some() => FOLLOWED,
         true => WATCHED,
         false => handle.mapping.index().cell(),

@@ -64,7 +64,7 @@ pub(super) struct FileTable {
     unsettled: Unsettled,
     idle_clock: u64,
     /// The idle mapping from which on the next check for removed files goes.
-    looked_from: u64,
+    scan_from: u64,
     last_id: u32,
     pub(super) first_opens: FirstOpens,
     /// The last error of writing to a forgotten file that no handle was told of.
@@ -88,7 +88,7 @@ struct Unsettled {
 struct UnsettledFiles {
     since: BTreeSet<u64>,
     /// Where the next look for files to sync begins: those before were looked at.
-    looked_to: u64,
+    scanned_to: u64,
 }
 
 impl Unsettled {
@@ -111,12 +111,12 @@ impl Unsettled {
     /// Files of `device`, `SYNC_CANDIDATES_MAX` at most, from where the last look ended, in cyclic order.
     fn next_of(&mut self, device: u64) -> Vec<u64> {
         let Some(files) = self.devices.get_mut(&device) else { return Vec::new() };
-        let (before, behind) = (files.since.range(..files.looked_to), files.since.range(files.looked_to..));
+        let (before, behind) = (files.since.range(..files.scanned_to), files.since.range(files.scanned_to..));
         behind.chain(before).copied().take(SYNC_CANDIDATES_MAX).collect()
     }
-    fn note_looked_to(&mut self, device: u64, since: u64) {
+    fn note_scanned_to(&mut self, device: u64, since: u64) {
         if let Some(files) = self.devices.get_mut(&device) {
-            files.looked_to = since + 1;
+            files.scanned_to = since + 1;
         }
     }
 }
@@ -155,7 +155,7 @@ impl Cache {
     /// file system for each; takes the lock of the table of files for some steps. In a forked child it does nothing.
     pub fn release_removed_files(&self, most: usize) {
         if !self.shared.process.is_forked() {
-            self.shared.look_for_removed(most);
+            self.shared.release_removed(most);
         }
     }
 }
@@ -306,7 +306,7 @@ impl CacheInner {
             await_closed(&open);
         }
         if is_idle {
-            self.look_for_removed(REMOVAL_CHECKS_MAX);
+            self.release_removed(REMOVAL_CHECKS_MAX);
         }
     }
 
@@ -397,7 +397,7 @@ impl CacheInner {
         table.closing.first().cloned()
     }
 
-    pub(super) fn look_for_removed(&self, most: usize) {
+    pub(super) fn release_removed(&self, most: usize) {
         let mut removed = self.table.lock().some_idle(most);
         // No lock is held.
         removed.retain(|(_, mapping)| mapping.backend().is_removed());
@@ -489,7 +489,7 @@ impl FileTable {
             if unsynced.len() == SYNCED_MAX {
                 break;
             }
-            self.unsettled.note_looked_to(device, since);
+            self.unsettled.note_scanned_to(device, since);
             let mapping = &self.files[&self.idle[&since]].mapping;
             if mapping.has_nothing_to_sync() {
                 self.forget_into(since, gone);
@@ -575,10 +575,10 @@ impl FileTable {
     }
 
     fn some_idle(&mut self, most: usize) -> Vec<(u64, Arc<Mapping>)> {
-        let idle = self.idle.range(self.looked_from..).take(most);
+        let idle = self.idle.range(self.scan_from..).take(most);
         let some: Vec<_> =
             idle.map(|(&since, identity)| (since, Arc::clone(&self.files[identity].mapping))).collect();
-        self.looked_from = some.last().filter(|_| some.len() == most).map_or(0, |&(since, _)| since + 1);
+        self.scan_from = some.last().filter(|_| some.len() == most).map_or(0, |&(since, _)| since + 1);
         some
     }
 

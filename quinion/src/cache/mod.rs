@@ -255,7 +255,7 @@ impl Cache {
         if options.is_uncached() && !backend.can_drop_behind() {
             return Err(Repr::CannotDropBehind { backend: backend.name() }.into());
         }
-        self.shared.look_for_removed(REMOVAL_CHECKS_MAX);
+        self.shared.release_removed(REMOVAL_CHECKS_MAX);
         // Ends after the handle, whatever fails.
         let FileToOpen { mapping, watch, attributes, turn } = self.file_to_open(&backend)?;
         // From here on a failure closes the handle, which has entered.

@@ -18,13 +18,13 @@ const AGAIN: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(crate) struct DeferredShrink {
     filemap: Weak<Filemap>,
-    looked: Mutex<Option<Instant>>,
+    last_run: Mutex<Option<Instant>>,
 }
 
 impl DeferredShrink {
     /// Registers the task with the background thread, as long as the value lives.
     pub fn of(filemap: &Arc<Filemap>) -> Arc<Self> {
-        let task = Arc::new(Self { filemap: Arc::downgrade(filemap), looked: Mutex::new(None) });
+        let task = Arc::new(Self { filemap: Arc::downgrade(filemap), last_run: Mutex::new(None) });
         let known: Weak<Self> = Arc::downgrade(&task);
         filemap.supply.background.add(known);
         task
@@ -39,13 +39,13 @@ impl BackgroundTask for DeferredShrink {
         if stats.returned_bytes == 0 && stats.slack_bytes == 0 {
             return None;
         }
-        let mut looked = self.looked.lock().unwrap_or_else(PoisonError::into_inner);
-        let early = looked.and_then(|at| AGAIN.checked_sub(at.elapsed())).filter(|left| !left.is_zero());
+        let mut last_run = self.last_run.lock().unwrap_or_else(PoisonError::into_inner);
+        let early = last_run.and_then(|at| AGAIN.checked_sub(at.elapsed())).filter(|left| !left.is_zero());
         if early.is_some() {
             return early;
         }
-        *looked = Some(Instant::now());
-        drop(looked);
+        *last_run = Some(Instant::now());
+        drop(last_run);
         filemap.bound().continue_resize().then_some(AGAIN)
     }
 }

@@ -35,7 +35,7 @@
 //! | for a charge: pages that others of the pool are charged for and have not inserted yet | until they insert them | another look |
 //! | none of these: all memory is pinned | [`STALLS_MAX`] waits in a row in which no page came in | an error |
 //!
-//!  4. Memory that comes free is noticed within [`LOOK_AGAIN_MAX`], whatever is in flight.
+//!  4. Memory that comes free is noticed within [`RETRY_WAIT_MAX`], whatever is in flight.
 //!
 //! Not an invariant: that frames which others have and have not inserted are waited for.
 
@@ -76,8 +76,8 @@ const UNCACHED_LEAST: u32 = 16;
 const STALL: Duration = Duration::from_millis(1);
 /// The longest wait for fills and flushes in flight before memory is looked for again, at first and after many looks in
 /// vain: pins may be dropped meanwhile, and a fill may never end.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
-const LOOK_AGAIN_MAX: Duration = Duration::from_millis(160);
+const RETRY_WAIT: Duration = Duration::from_millis(20);
+const RETRY_WAIT_MAX: Duration = Duration::from_millis(160);
 /// Requests in flight are not taken to hang before that, however short writers are held up: the device may be slow.
 const HANG_MIN: Duration = Duration::from_secs(1);
 
@@ -184,7 +184,7 @@ pub(super) struct ShortageWait<'s> {
     began: Instant,
     stalls: u32,
     /// How long the next wait is for what may never end.
-    look_again: Duration,
+    retry_wait: Duration,
     /// Pages that had come in by the last wait.
     inserted: Option<u64>,
     /// The state at the last look. The count of completed work was read first: a thread may pass from one state that
@@ -359,7 +359,7 @@ impl FrameSupply {
         let (pool, unit) = (charge.pool(), self.folio_orders.min);
         let mut shortage = self.shortage(mapping, Some(pool));
         while charge.pages() < wanted {
-            shortage.look();
+            shortage.prepare_to_wait();
             if self.reclaim.reclaim_in(pool, wanted - charge.pages(), locks) == 0 {
                 charge.grow(wanted, unit); // others may have given something back
                 let waits = charge.pages() == 0 && urgency == FillUrgency::Asked && locks == LockWait::Wait;
@@ -514,7 +514,7 @@ impl FrameSupply {
         let locks = request.locks;
         let (mut got, mut shortage) = (0, self.shortage(request.mapping, None));
         loop {
-            shortage.look();
+            shortage.prepare_to_wait();
             got += self.take_frames(wanted, AllocAmount::Less, locks, runs);
             if got == wanted.pages {
                 return;
@@ -590,7 +590,7 @@ impl FrameSupply {
             pool,
             began,
             stalls,
-            look_again: LOOK_AGAIN,
+            retry_wait: RETRY_WAIT,
             inserted,
             completed,
             inserted_before,
@@ -649,7 +649,7 @@ impl FrameSupply {
 
 impl ShortageWait<'_> {
     /// Notes the state before a look for memory, for the wait that follows it.
-    pub(super) fn look(&mut self) {
+    pub(super) fn prepare_to_wait(&mut self) {
         (_, self.completed) = self.under_way();
         self.in_use = self.supply.reclaim.in_use(self.pool);
         self.inserted_before = self.supply.reclaim.inserted(self.pool);
@@ -678,10 +678,10 @@ impl ShortageWait<'_> {
         }
         self.supply.writeback.write_for_reclaim();
         if self.wait_for_progress(in_flight) {
-            (self.stalls, self.look_again) = (self.stalls + 1, LOOK_AGAIN);
+            (self.stalls, self.retry_wait) = (self.stalls + 1, RETRY_WAIT);
         } else {
             // A slow device is no reason to give up, and no reason to look ever so often.
-            self.look_again = (2 * self.look_again).min(LOOK_AGAIN_MAX);
+            self.retry_wait = (2 * self.retry_wait).min(RETRY_WAIT_MAX);
         }
         true
     }
@@ -699,7 +699,7 @@ impl ShortageWait<'_> {
 
     /// Waits for a fill or a flush to end since the last look, and reaps where no other thread does; or a moment, if
     /// none is in flight, or all hang: frames may be on their way between arena and tree. `false`: none has ended in
-    /// `look_again`, and memory may have come free otherwise.
+    /// `retry_wait`, and memory may have come free otherwise.
     fn wait_for_progress(&self, in_flight: InFlightState) -> bool {
         let Self { supply, mapping, completed, .. } = *self;
         // It may be in flight at another backend, where no thread waits: then this thread waits there.
@@ -719,7 +719,7 @@ impl ShortageWait<'_> {
         }
         let has_ended = |(in_flight, ended)| ended != completed || in_flight == 0;
         let mut has_moved = || has_ended(self.under_way()) || supply.under_way().1 != any;
-        supply.wait_queue.wait_for(&*backend, &mut has_moved, self.look_again)
+        supply.wait_queue.wait_for(&*backend, &mut has_moved, self.retry_wait)
     }
 
     /// Whether nothing was under way since that look that memory, or a charge of `pool`, may come of: no wait for it
@@ -752,7 +752,7 @@ impl ShortageWait<'_> {
         let is_under_way = || {
             self.pool.is_some() && (is_flushing() || writeback.pages_may_be_written())
                 || may_end && spill.as_ref().is_some_and(is_spilling)
-                || writeback.looks_may_end()
+                || writeback.revalidations_may_end()
                 || self.was_charged
                 || self.is_charged()
                 || may_end && reclaim.in_use(self.pool) != self.in_use
@@ -818,10 +818,10 @@ mod tests {
         let mut seen = InFlightSnapshot::none();
         assert!(!seen.hangs(0, 7, none), "nothing is in flight");
         assert!(seen.hangs(2, 7, none) && !seen.hangs(2, 7, never));
-        let since = Instant::now().checked_sub(LOOK_AGAIN_MAX).expect("the machine runs for longer");
+        let since = Instant::now().checked_sub(RETRY_WAIT_MAX).expect("the machine runs for longer");
         for (in_flight, ended) in [(3, 7), (2, 8)] {
             seen = InFlightSnapshot { in_flight: 2, ended: 7, since };
-            assert!(seen.hangs(2, 7, LOOK_AGAIN_MAX) && !seen.hangs(in_flight, ended, LOOK_AGAIN_MAX));
+            assert!(seen.hangs(2, 7, RETRY_WAIT_MAX) && !seen.hangs(in_flight, ended, RETRY_WAIT_MAX));
         }
     }
 
@@ -839,14 +839,14 @@ mod tests {
             let mut shortage = supply.shortage(&mapping, of);
             for nth in 0..STALLS_MAX * 3 / 2 {
                 supply.reclaim.count_inserted(pool, u64::from(nth % 2), 0);
-                shortage.look();
+                shortage.prepare_to_wait();
                 assert!(shortage.wait(), "after {nth} waits");
             }
             // Insertions into another pool are no progress for the pool whose charge is waited for.
             let mut waits = 0;
             while shortage.wait() {
                 supply.reclaim.count_inserted(other, u64::from(of.is_some()), 0);
-                shortage.look();
+                shortage.prepare_to_wait();
                 waits += 1;
                 assert!(waits <= STALLS_MAX);
             }

@@ -64,7 +64,7 @@ enum TaskOutcome {
 enum EndCheck {
     #[default]
     AsKnown,
-    LookedAt,
+    Revalidated,
 }
 
 #[derive(Clone, Copy)]
@@ -129,9 +129,10 @@ impl Filemap {
                         && progress.end == EndCheck::AsKnown
                         && !reader.skips_size_check() =>
                 {
-                    progress.end = EndCheck::LookedAt;
-                    let sent = self
-                        .send(poll, progress, |filemap, mapping| filemap.look_at_the_end(mapping).map(drop));
+                    progress.end = EndCheck::Revalidated;
+                    let sent = self.send(poll, progress, |filemap, mapping| {
+                        filemap.revalidate_at_end(mapping).map(drop)
+                    });
                     if let Err(error) = sent {
                         break Err(error);
                     }

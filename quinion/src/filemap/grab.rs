@@ -104,7 +104,7 @@ impl FrameSource for CacheFrames<'_> {
         let request = FrameRequest { mapping, pool, window, urgency, reservation, locks };
         let SuppliedFrames { charge, runs } = match filemap.supply.take(&request, gaps.to_vec()) {
             Ok(supplied) => supplied,
-            Err(NoFrames::Present | NoFrames::Busy) => return Ok(GapFrames::LookAgain),
+            Err(NoFrames::Present | NoFrames::Busy) => return Ok(GapFrames::Retry),
             Err(NoFrames::PoolFull) => {
                 self.refused = Some(filemap.pool_full(pool, first.first_byte()));
                 return Ok(GapFrames::Runs(Vec::new()));
@@ -120,7 +120,7 @@ impl FrameSource for CacheFrames<'_> {
                 filemap.supply.free_runs(&runs);
                 drop(charge);
                 let again = filemap.supply.make_nodes(pool);
-                Ok(if again { GapFrames::LookAgain } else { GapFrames::Runs(Vec::new()) })
+                Ok(if again { GapFrames::Retry } else { GapFrames::Runs(Vec::new()) })
             }
         }
     }

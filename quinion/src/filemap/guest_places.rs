@@ -30,8 +30,8 @@ use super::frame_supply::{
 
 const WAIT_MAX: Duration = Duration::from_secs(10);
 /// Without sleeping: the thread that has claimed a page inserts it some steps later.
-const LOOKS: u32 = 64;
-const LOOK: Duration = Duration::from_micros(200);
+const SPINS_MAX: u32 = 64;
+const RETRY_PAUSE: Duration = Duration::from_micros(200);
 
 impl FrameSupply {
     /// As many as are free from the first page on, and a charge of nothing. Waits for the place of the first page, if
@@ -44,7 +44,7 @@ impl FrameSupply {
     ) -> Result<SuppliedFrames<'_>, NoFrames> {
         let &FrameRequest { mapping, pool, urgency, locks, .. } = request;
         let Some(&Gap { first, .. }) = gaps.first() else { return Err(NoFrames::Present) };
-        let (mut looks, mut since) = (0, None);
+        let (mut spins, mut since) = (0, None);
         loop {
             let mut runs = Vec::with_capacity(gaps.len());
             match self.claim_all(places, gaps, locks, &mut runs) {
@@ -63,8 +63,8 @@ impl FrameSupply {
             if urgency != FillUrgency::Asked || locks == LockWait::Try || since.elapsed() > WAIT_MAX {
                 return Err(NoFrames::NoMemory);
             }
-            looks += 1;
-            if looks < LOOKS { std::thread::yield_now() } else { pause(LOOK) }
+            spins += 1;
+            if spins < SPINS_MAX { std::thread::yield_now() } else { pause(RETRY_PAUSE) }
         }
     }
 

@@ -39,7 +39,7 @@ use super::uncached::{ReadCall, Reader};
 use super::wait_policy::WaitPolicy;
 
 /// Folios that are looked at under one hold of the tree lock.
-const LOOKED_AT_MAX: usize = 512;
+const CHECKED_FOLIOS_MAX: usize = 512;
 
 /// A request for [`Filemap::pin`].
 #[derive(Clone, Copy, Debug)]
@@ -104,8 +104,8 @@ impl Filemap {
         let call = ReadCall { mapping, reader, wait_policy: request.wait_policy };
         let pinned = self.pin_known(&call, request)?;
         // Nothing there: as for a read, the file is looked at again, once.
-        let may_look = request.wait_policy == WaitPolicy::Wait && !reader.skips_size_check();
-        if pinned.is_empty() && request.len > 0 && may_look && self.look_at_the_end(mapping)? {
+        let may_revalidate = request.wait_policy == WaitPolicy::Wait && !reader.skips_size_check();
+        if pinned.is_empty() && request.len > 0 && may_revalidate && self.revalidate_at_end(mapping)? {
             return self.pin_known(&call, request);
         }
         Ok(pinned)
@@ -194,7 +194,7 @@ impl Filemap {
     /// Whether each pinned folio is in the index with all of its pages read: if the file never changes, readers find
     /// it there as long as it is pinned. A folio being filled, or dropped before it was pinned, may have left.
     pub fn is_indexed(&self, mapping: &Mapping, pinned: &Pinned) -> bool {
-        pinned.frames().chunks(LOOKED_AT_MAX).all(|frames| {
+        pinned.frames().chunks(CHECKED_FOLIOS_MAX).all(|frames| {
             // Folios leave the index, and are checked for pins before that, under this lock.
             let _tree = mapping.lock();
             let stands = |frame: &Frame| {

@@ -130,7 +130,7 @@ impl Filemap {
                 }
                 HitStop::EndOfFile(_) => {
                     end_checked = true;
-                    self.look_at_the_end(mapping)?;
+                    self.revalidate_at_end(mapping)?;
                 }
                 HitStop::Absent | HitStop::Filling | HitStop::Writing | HitStop::Stale => {
                     debug_assert_ne!(stopped, HitStop::Stale, "an open handle keeps its mapping");
@@ -522,11 +522,11 @@ impl Filemap {
         Ok(())
     }
 
-    /// Looks at the file again; if it may have changed, forgets its folios, except dirty pages. Returns whether it
+    /// Stats the file again; if it may have changed, forgets its folios, except dirty pages. Returns whether it
     /// did. The caller holds no lock of the index.
     pub fn revalidate(self: &Arc<Self>, mapping: &Arc<Mapping>) -> Result<bool, Error> {
         let settled = mapping.is_settled();
-        let changed = self.look_at_the_end(mapping)?;
+        let changed = self.revalidate_at_end(mapping)?;
         if !changed && !settled {
             self.invalidate(mapping)?;
         }
@@ -534,7 +534,7 @@ impl Filemap {
     }
 
     pub(crate) fn renew(self: &Arc<Self>, mapping: &Arc<Mapping>, now: &Attributes) -> Result<(), Error> {
-        if mapping.is_settled() && mapping.is_as_in(mapping.begin_look(), now) {
+        if mapping.is_settled() && mapping.is_as_in(mapping.begin_revalidation(), now) {
             return Ok(());
         }
         // The attributes were read before, perhaps before a flush by this cache.
@@ -547,10 +547,10 @@ impl Filemap {
 
     /// As [`Filemap::revalidate`], for a reader that met the end of the file: equal times are enough, or a file that
     /// was just written would be forgotten each time.
-    pub(crate) fn look_at_the_end(self: &Arc<Self>, mapping: &Arc<Mapping>) -> Result<bool, Error> {
-        let look = mapping.begin_look();
+    pub(crate) fn revalidate_at_end(self: &Arc<Self>, mapping: &Arc<Mapping>) -> Result<bool, Error> {
+        let probe = mapping.begin_revalidation();
         let now = mapping.backend().attributes().map_err(Repr::Attributes)?;
-        let changed = !mapping.is_as_in(look, &now);
+        let changed = !mapping.is_as_in(probe, &now);
         if changed {
             self.invalidate(mapping)?;
         }

@@ -17,9 +17,9 @@ use crate::pressure::{Pressure, PressureSample, PressureSource, Sizes, SourceRea
 
 use super::shared::Filemap;
 
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
 /// Where less than a quarter of a limit is left: programs that take the rest take it fast.
-const LOOK_SOON: Duration = Duration::from_millis(100);
+const SAMPLE_INTERVAL_TIGHT: Duration = Duration::from_millis(100);
 /// A shorter time between looks says nothing.
 const APART_MIN: Duration = Duration::from_millis(50);
 
@@ -37,13 +37,14 @@ struct PressureWatch {
     source: Option<PressureSource>,
     at: Instant,
     last: Option<SourceReading>,
-    calm_looks: u32,
+    calm_samples: u32,
 }
 
 impl Shrinker {
     /// Registers the task with the background thread, as long as the value lives.
     pub fn begin(filemap: &Arc<Filemap>, pressure: Pressure) -> Arc<Self> {
-        let watch = PressureWatch { source: pressure.source, at: Instant::now(), last: None, calm_looks: 0 };
+        let watch =
+            PressureWatch { source: pressure.source, at: Instant::now(), last: None, calm_samples: 0 };
         let task = Arc::new(Self {
             filemap: Arc::downgrade(filemap),
             memory_min: pressure.memory_min.max(filemap.arena.memory_min()),
@@ -58,7 +59,7 @@ impl Shrinker {
 
 impl PressureWatch {
     /// `None` too soon after the last look. Waits for memory are known from the second look on.
-    fn look(&mut self) -> Option<PressureSample> {
+    fn sample(&mut self) -> Option<PressureSample> {
         let apart = self.at.elapsed();
         if apart < APART_MIN {
             return None;
@@ -77,15 +78,15 @@ impl BackgroundTask for Shrinker {
     fn run(&self) -> Option<Duration> {
         let filemap = self.filemap.upgrade()?;
         let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(look) = watch.look() else { return Some(LOOK_SOON) };
-        let is_tight = look.headroom.is_some_and(|headroom| headroom.free < headroom.limit / 4);
-        let again = if is_tight { LOOK_SOON } else { LOOK_AGAIN };
+        let Some(sample) = watch.sample() else { return Some(SAMPLE_INTERVAL_TIGHT) };
+        let is_tight = sample.headroom.is_some_and(|headroom| headroom.free < headroom.limit / 4);
+        let again = if is_tight { SAMPLE_INTERVAL_TIGHT } else { SAMPLE_INTERVAL };
         let (stats, max) = (filemap.arena.stats(), filemap.bound().configured());
         let grown = stats.grown_bytes + stats.control_bytes;
         let least =
             self.memory_min.max(filemap.bound().memory_for_protected()).max(filemap.arena.memory_min());
         let sizes = Sizes { bound: stats.bound_bytes, grown, min: least.min(max), max };
-        let target = target_size(look, sizes, &mut watch.calm_looks);
+        let target = target_size(sample, sizes, &mut watch.calm_samples);
         drop(watch);
         if target != sizes.bound {
             filemap.bound().resize_if_configured(target, max);

@@ -305,7 +305,7 @@ impl<'c> SpillIn<'c> {
             // 1
             let Some(plan) = self.plan(spill, pages.clone(), reach) else { return Ok(()) };
             // 2
-            wait.shortage.look();
+            wait.shortage.prepare_to_wait();
             let SuppliedFrames { mut charge, runs } = match self.frames_back(&plan, wait.urgency) {
                 Ok(supplied) => supplied,
                 Err(_) if wait.lasts_without_frames() => continue,

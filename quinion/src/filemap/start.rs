@@ -73,7 +73,12 @@ impl Span {
 
 impl Filemap {
     /// Copies the cached bytes, and returns how far they go. Counts the read if that is all.
-    pub(crate) fn look(self: &Arc<Self>, call: &ReadCall<'_>, position: u64, to: &mut [u8]) -> Progress {
+    pub(crate) fn copy_cached(
+        self: &Arc<Self>,
+        call: &ReadCall<'_>,
+        position: u64,
+        to: &mut [u8],
+    ) -> Progress {
         let touch = |grown: GrownView<'_>, frame| call.reader.touch(grown, frame);
         let hits = read_hits_into(self.view_of(call.mapping), position, to, touch);
         if let Some(page) = hits.marker {

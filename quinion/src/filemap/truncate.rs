@@ -110,10 +110,10 @@ impl<'m> ExclusiveAccess<'m> {
             (None, Some(opening)) => Arc::clone(opening),
             _ => device_of(self.mapping),
         };
-        let look = self.mapping.begin_look();
+        let probe = self.mapping.begin_revalidation();
         let was_known =
-            device.attributes().is_ok_and(|before| self.mapping.is_as_known(*self.version, look, &before));
-        let was_known = was_known && self.mapping.writeback().not_looked_at().is_none();
+            device.attributes().is_ok_and(|before| self.mapping.is_as_known(*self.version, probe, &before));
+        let was_known = was_known && self.mapping.writeback().not_revalidated().is_none();
         change(&*device)?;
         // After it: a sync that began before may not cover it.
         self.mapping.writeback().note_cut();

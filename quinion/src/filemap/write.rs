@@ -81,7 +81,7 @@ const INSERT_PAGES_MAX: u64 = Order::MAX.pages() as u64;
 const TRIES: u32 = 1000;
 /// A call that has made so many bytes dirty, some of them, looks whether it is too much by now.
 const THROTTLED_BYTES: usize = 1 << 20;
-const PIN_LOOK: std::time::Duration = std::time::Duration::from_millis(1);
+const PIN_POLL: std::time::Duration = std::time::Duration::from_millis(1);
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WriteContext<'a> {
@@ -420,10 +420,10 @@ impl WriteCall<'_> {
             }
             _ => {}
         }
-        let (mut tries, mut looked) = (0, *done);
+        let (mut tries, mut throttled_at) = (0, *done);
         while *done < piece.bytes.len() {
-            if *done - looked >= THROTTLED_BYTES {
-                looked = *done;
+            if *done - throttled_at >= THROTTLED_BYTES {
+                throttled_at = *done;
                 self.throttle_again(piece.behind(*done))?;
             }
             let rest = piece.behind(*done);
@@ -760,7 +760,7 @@ impl WriteCall<'_> {
             if begun.elapsed() >= wait_policy {
                 return Err(Repr::Pinned { position }.into());
             }
-            pause(PIN_LOOK);
+            pause(PIN_POLL);
         }
         Ok(())
     }

@@ -88,7 +88,7 @@ pub enum LastFolioRule {
     /// No step: no slot behind the last folio is read.
     Stop,
     /// One more slot is read and not used; for measurements of its cost.
-    LookPast,
+    ReadPast,
 }
 
 /// How a batch is gathered. Callers name constants of it, so unused rules are not compiled.
@@ -220,7 +220,7 @@ impl Mapping {
             walk.step_past(held.order().0);
             let marked = held.has_marker();
             batch.push(held);
-            if walk.index() > last.0 && rules.at_end == LastFolioRule::LookPast {
+            if walk.index() > last.0 && rules.at_end == LastFolioRule::ReadPast {
                 std::hint::black_box(walk.load());
             }
             if reads && marked {

@@ -162,7 +162,7 @@ pub enum GapFrames {
     /// Frames, in the order of the gaps: for a prefix of them, if there are no more.
     Runs(Vec<FillRun>),
     /// No frames just now, but things have changed: it is worth looking for the gaps anew.
-    LookAgain,
+    Retry,
 }
 
 /// Where the frames of a grab come from. In each round it is asked once, and told once of their outcome.
@@ -428,7 +428,7 @@ impl Mapping {
 impl<'a, S: FrameSource> GrabCall<'_, 'a, S> {
     fn round(&mut self, grabbed: &mut Grabbed<'a>, pages: Range<PageIndex>) -> Result<(), GrabEnd<S::Error>> {
         // 1
-        let GapScan { gaps, end } = self.look_for_gaps(pages.clone());
+        let GapScan { gaps, end } = self.find_gaps(pages.clone());
         if end == pages.start {
             // Memory is waited for to bring it back, and the device.
             return match grabbed.is_empty() {
@@ -443,7 +443,7 @@ impl<'a, S: FrameSource> GrabCall<'_, 'a, S> {
             let memory = if grabbed.is_empty() { MemoryWait::Wait } else { MemoryWait::Hurry };
             round.runs = match self.source.take(&gaps, memory).map_err(GrabEnd::Failed)? {
                 GapFrames::Runs(runs) => runs,
-                GapFrames::LookAgain => return Ok(()),
+                GapFrames::Retry => return Ok(()),
             };
             round.end = end.min(first_without_frame(&gaps, &round.runs).unwrap_or(end));
             if round.end == pages.start {
@@ -470,7 +470,7 @@ impl<'a, S: FrameSource> GrabCall<'_, 'a, S> {
     }
 
     /// Step 1, up to the first page that is spilled.
-    fn look_for_gaps(&self, pages: Range<PageIndex>) -> GapScan {
+    fn find_gaps(&self, pages: Range<PageIndex>) -> GapScan {
         let mapping = self.mapping;
         let grown = mapping.view().grown();
         let mut finder = finder(&grown, mapping.record());

@@ -139,7 +139,7 @@ impl FolioIndex {
         match descriptor.begin_read(self.id, index) {
             Err(NotReady::Filling) if self.is_page_read(descriptor, frame, index) => Ok(()),
             Err(NotReady::Written) => Ok(()), // its reader waits for no more than a writer's copy
-            looked => looked.map(drop),
+            probed => probed.map(drop),
         }
     }
 

@@ -48,7 +48,7 @@ use super::backing::{Backing, MemoryBacking, SpillTarget};
 use super::owner::{Mapping, MappingGuard, NewMapping};
 
 /// Entries that are looked at under one hold of the tree lock.
-const LOOKED_AT_MAX: usize = 4096;
+const SCANNED_ENTRIES_MAX: usize = 4096;
 
 /// The entry of a page of a memory file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -177,7 +177,7 @@ impl MappingGuard<'_> {
         let nodes = self.mapping.nodes();
         let tree = self.xarray(&nodes);
         for (seen, (first, entry, order)) in tree.range(from.0, INDICES_MAX - 1).enumerate() {
-            if seen == LOOKED_AT_MAX {
+            if seen == SCANNED_ENTRIES_MAX {
                 return Some(PageIndex(first));
             }
             let number = match entry.kind() {
@@ -207,7 +207,7 @@ impl MappingGuard<'_> {
                 return SeekResult::Found(at.max(PageIndex(first)));
             }
             at = PageIndex(first + (1 << order));
-            if seen == LOOKED_AT_MAX {
+            if seen == SCANNED_ENTRIES_MAX {
                 return SeekResult::Not(at);
             }
         }

@@ -94,5 +94,5 @@ pub use residency::{PageState, StateRange, StateRanges};
 pub use shadow_nodes::{AgeLimit, OWNERS, ShadowNodes};
 pub use spill::{PartOutcome, RestoreOutcome, SpillOut, SpillOutEnd};
 pub use split::{DetachOutcome, SplitOutcome};
-pub use version::{DueBeforeFlush, LookAfterFlush, LookBeforeFlush, VersionProbe};
+pub use version::{DueBeforeFlush, RevalidationAfterFlush, RevalidationBeforeFlush, VersionProbe};
 pub use writeback_state::WritebackState;

@@ -38,7 +38,7 @@ use super::owner::{Mapping, MappingGuard};
 pub const REMOVED_FOLIOS_MAX: usize = 512;
 
 /// Entries that are looked at under one hold of the tree lock where none is removed.
-const LOOKED_AT_MAX: usize = 4096;
+const SCANNED_ENTRIES_MAX: usize = 4096;
 
 /// Which folios of a range go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -97,7 +97,7 @@ impl Mapping {
             }
             next = PageIndex(first + (1 << order));
             seen += 1;
-            if seen == LOOKED_AT_MAX {
+            if seen == SCANNED_ENTRIES_MAX {
                 return InFlightFolio::None(next);
             }
         }
@@ -118,7 +118,7 @@ impl Mapping {
                 {
                     return Some(PageIndex(first));
                 }
-                if seen == LOOKED_AT_MAX {
+                if seen == SCANNED_ENTRIES_MAX {
                     next = first + (1 << order);
                     break;
                 }

@@ -38,7 +38,7 @@ use crate::xarray::{ALLOCATOR_WORD, Head, ShadowOnly};
 /// No node: a number that no cell has.
 const NONE: u32 = 0;
 /// Nodes from the oldest on that are looked at for one that can be had.
-const LOOK_NODES: usize = 64;
+const SCANNED_NODES_MAX: usize = 64;
 /// Mappings among these that are told.
 pub const OWNERS: usize = 8;
 
@@ -109,7 +109,7 @@ impl ShadowNodes {
         let mut owners = [MappingId::NONE; OWNERS];
         let mut known = 0;
         let list = self.list.lock();
-        for (_, mapping) in self.oldest_first(&list).take(LOOK_NODES) {
+        for (_, mapping) in self.oldest_first(&list).take(SCANNED_NODES_MAX) {
             if known < OWNERS && !owners[..known].contains(&mapping) {
                 owners[known] = mapping;
                 known += 1;
@@ -120,12 +120,12 @@ impl ShadowNodes {
 
     /// The oldest node of `mapping`'s tree, if it is within `reach`. The caller holds the tree's lock.
     pub(super) fn oldest_of(&self, mapping: MappingId, reach: AgeLimit) -> Option<u32> {
-        let look = match reach {
+        let scanned = match reach {
             AgeLimit::Oldest => 1,
-            AgeLimit::Near => LOOK_NODES,
+            AgeLimit::Near => SCANNED_NODES_MAX,
         };
         let list = self.list.lock();
-        self.oldest_first(&list).take(look).find(|&(_, owner)| owner == mapping).map(|(node, _)| node)
+        self.oldest_first(&list).take(scanned).find(|&(_, owner)| owner == mapping).map(|(node, _)| node)
     }
 
     /// The listed nodes of `mapping`'s tree, in the order of their numbers. For checks; cost: the whole list.

@@ -1,7 +1,9 @@
 //! Version: whether the cache changed the file, or others did.
 //!
 //! Close-to-open compares the file's times with those known. A flush of the cache's own changes them, too, and would
-//! look like a write of others. So the file is looked at before the first of some flushes together, and after the last:
+//! look like a write of others. So the file is revalidated before the first of some flushes together, and after the
+//! last. A **revalidation** is a stat that finds out whether the file has changed since its pages were cached; it is
+//! called a look here, too:
 //!
 //! ```text
 //!   known V0      idle           flushes under way        idle            known V0, or own V1
@@ -25,7 +27,8 @@
 //! last flush and the look after it, and a flush without a look before.
 //!
 //! A file system of a network may not answer for hours. So the look is the caller's, which chooses the thread to wait
-//! ([`Mapping::look_before_flush`], [`Mapping::look_after_flush`]); until it is over, the state is as above.
+//! ([`Mapping::revalidation_before_flush`], [`Mapping::revalidation_after_flush`]); until it is over, the state is as
+//! above.
 //!
 //! Locks: its own, and below it that of the device's account. A look calls the file system, with no lock held.
 
@@ -50,9 +53,9 @@ fn times(version: Version) -> (i64, i64) {
     (version.modified, version.changed)
 }
 
-/// A look that is due before flushes begin, and the state that it compares with.
+/// A revalidation that is due before flushes begin, and the state that it compares with.
 #[derive(Clone, Copy, Debug)]
-pub struct LookBeforeFlush {
+pub struct RevalidationBeforeFlush {
     known: Version,
     probe: VersionProbe,
 }
@@ -60,8 +63,8 @@ pub struct LookBeforeFlush {
 /// The step before flushes that are to begin.
 #[derive(Clone, Copy, Debug)]
 pub enum DueBeforeFlush {
-    /// A look at the file's attributes is due.
-    Look(LookBeforeFlush),
+    /// A revalidation of the file is due.
+    Revalidation(RevalidationBeforeFlush),
     /// No look: others of the file are under way, and it was looked at before the first.
     Nothing,
     /// A thread that cuts the file, or forgets pages of it, is not done: they do not begin before it is, and then not
@@ -69,54 +72,54 @@ pub enum DueBeforeFlush {
     Busy,
 }
 
-/// A look that is due after so many flushes, all of which have ended.
+/// A revalidation that is due after so many flushes, all of which have ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct LookAfterFlush {
+pub struct RevalidationAfterFlush {
     flushes: u64,
     /// When the last of them ended.
     pub ended: Millis,
 }
 
 impl Mapping {
-    /// To be asked before flushes take pages from the tree: the look that is due, if none of them is under way. The
-    /// caller asks for the file's attributes, and says them by [`Mapping::end_look_before`]. Busy only where `locks`
-    /// forbids to wait.
-    pub fn look_before_flush(&self, locks: LockWait) -> DueBeforeFlush {
+    /// To be asked before flushes take pages from the tree: the revalidation that is due, if none of them is under way.
+    /// The caller asks for the file's attributes, and says them by [`Mapping::end_revalidation_before`]. Busy only
+    /// where `locks` forbids to wait.
+    pub fn revalidation_before_flush(&self, locks: LockWait) -> DueBeforeFlush {
         let held_off = self.hold_off_invalidation_as(locks);
         let Some(known) = held_off.map(|version| *version) else { return DueBeforeFlush::Busy };
-        let probe = self.begin_look();
+        let probe = self.begin_revalidation();
         match probe.flushes {
-            Some(_) => DueBeforeFlush::Look(LookBeforeFlush { known, probe }),
+            Some(_) => DueBeforeFlush::Revalidation(RevalidationBeforeFlush { known, probe }),
             None => DueBeforeFlush::Nothing,
         }
     }
 
-    /// The file is as in `before`, which was asked for after `look` was made; `None`: it cannot be had, and others may
+    /// The file is as in `before`, which was asked for after `due` was made; `None`: it cannot be had, and others may
     /// have changed the file.
-    pub fn end_look_before(&self, look: LookBeforeFlush, before: Option<&Attributes>) {
-        if !before.is_some_and(|before| self.is_as_known(look.known, look.probe, before)) {
+    pub fn end_revalidation_before(&self, due: RevalidationBeforeFlush, before: Option<&Attributes>) {
+        if !before.is_some_and(|before| self.is_as_known(due.known, due.probe, before)) {
             self.own_changes().is_changed_externally = true;
         }
     }
 
-    /// To be asked when a flush has ended: the look that is due, if it was the last. The caller asks for the file's
-    /// attributes, and ends by [`Mapping::end_look_after`].
-    pub fn look_after_flush(&self) -> Option<LookAfterFlush> {
-        let (flushes, ended) = self.writeback().flushes_to_look_after()?;
-        Some(LookAfterFlush { flushes, ended })
+    /// To be asked when a flush has ended: the revalidation that is due, if it was the last. The caller asks for its
+    /// attributes, and ends by [`Mapping::end_revalidation_after`].
+    pub fn revalidation_after_flush(&self) -> Option<RevalidationAfterFlush> {
+        let (flushes, ended) = self.writeback().flushes_to_revalidate_after()?;
+        Some(RevalidationAfterFlush { flushes, ended })
     }
 
-    /// The file is as in `after`, which was asked for after `look` was made; `None`: it cannot be had.
-    pub fn end_look_after(&self, look: LookAfterFlush, after: Option<&Attributes>) {
+    /// The file is as in `after`, which was asked for after `due` was made; `None`: it cannot be had.
+    pub fn end_revalidation_after(&self, due: RevalidationAfterFlush, after: Option<&Attributes>) {
         let mut own = self.own_changes();
-        if self.writeback().not_looked_at() != Some(look.flushes) {
+        if self.writeback().not_revalidated() != Some(due.flushes) {
             return; // the end of another flush sees to it; or the file's pages were forgotten, with a later look
         }
         // If the file's attributes cannot be had, it counts as changed, and its clean pages go.
         if let Some(after) = after {
             own.after = Some(after.version);
         }
-        self.writeback().note_look(look.flushes);
+        self.writeback().note_revalidation(due.flushes);
     }
 
     /// Other processes may have changed the file, which no look will show: its clean pages go at the next look.
@@ -125,18 +128,18 @@ impl Mapping {
     }
 
     /// The file's attributes are asked for next.
-    pub fn begin_look(&self) -> VersionProbe {
-        VersionProbe { flushes: self.writeback().flushes_if_looked_at() }
+    pub fn begin_revalidation(&self) -> VersionProbe {
+        VersionProbe { flushes: self.writeback().flushes_if_revalidated() }
     }
 
-    /// Whether the file's size and times are as in `now`, which `look` has brought, but for the cache's own writes to
+    /// Whether the file's size and times are as in `now`, asked for after `probe`, but for the cache's own writes to
     /// it; also where that cannot be told, because the cache was writing.
-    pub fn is_as_in(&self, look: VersionProbe, now: &Attributes) -> bool {
-        self.is_as_known(self.version(), look, now)
+    pub fn is_as_in(&self, probe: VersionProbe, now: &Attributes) -> bool {
+        self.is_as_known(self.version(), probe, now)
     }
 
     /// As [`Mapping::is_as_in`], for a caller that has the invalidate lock: `known` is the version under it.
-    pub fn is_as_known(&self, known: Version, look: VersionProbe, now: &Attributes) -> bool {
+    pub fn is_as_known(&self, known: Version, probe: VersionProbe, now: &Attributes) -> bool {
         let size = now.size_known();
         if self.writeback().writer().is_none() {
             return times(known) == times(now.version) && self.size() == size;
@@ -146,7 +149,7 @@ impl Mapping {
         let is_own = seen.after.is_some_and(|after| times(after) == times(now.version));
         let is_as_left = (is_known || is_own) && self.writeback().size_on_device() == size;
         // Asked last: if nothing was under way until now, nothing of it has changed since the look began.
-        let can_tell = look.flushes.is_some() && look.flushes == self.writeback().flushes_if_looked_at();
+        let can_tell = probe.flushes.is_some() && probe.flushes == self.writeback().flushes_if_revalidated();
         !seen.is_changed_externally && (!can_tell || is_as_left)
     }
 
@@ -163,7 +166,7 @@ impl Mapping {
         let mut own = self.own_changes();
         *own = ObservedVersion::default();
         if let Some(flushes) = ended {
-            self.writeback().note_look(flushes);
+            self.writeback().note_revalidation(flushes);
         }
     }
 

@@ -53,8 +53,8 @@ pub struct WritebackState {
     errors: ErrorSequence,
     /// Changed with the lock of write-back's list held.
     is_listed: AtomicBool,
-    /// Whether a thread looks at the file, and goes on with its pass then.
-    is_looked_at_elsewhere: AtomicBool,
+    /// Whether a thread revalidates the file, and goes on with its pass then.
+    is_revalidated_elsewhere: AtomicBool,
     account: Mutex<FlushAccount>,
 }
 
@@ -124,8 +124,8 @@ struct FlushAccount {
     ended: u64,
     /// When a flush ended last.
     ended_at: Millis,
-    /// How many flushes had begun, and ended, when the file was looked at last after one.
-    looked: u64,
+    /// How many flushes had begun, and ended, when the file was revalidated last after one.
+    revalidated: u64,
     /// Flushes below this number were under way when a sync failed.
     tainted: u64,
     /// How many of the tainted flushes have ended well, and did not count.
@@ -258,14 +258,14 @@ impl WritebackState {
         self.is_listed.store(is_listed, Ordering::Relaxed);
     }
 
-    /// A thread is to look at the file before its pass goes on. `false`: one does already.
-    pub fn begin_look_elsewhere(&self) -> bool {
-        !self.is_looked_at_elsewhere.swap(true, Ordering::Relaxed)
+    /// A thread is to revalidate the file before its pass goes on. `false`: one does already.
+    pub fn begin_revalidation_elsewhere(&self) -> bool {
+        !self.is_revalidated_elsewhere.swap(true, Ordering::Relaxed)
     }
 
-    /// The thread of [`WritebackState::begin_look_elsewhere`] looks no more.
-    pub fn end_look_elsewhere(&self) {
-        self.is_looked_at_elsewhere.store(false, Ordering::Relaxed);
+    /// The thread of [`WritebackState::begin_revalidation_elsewhere`] is done.
+    pub fn end_revalidation_elsewhere(&self) {
+        self.is_revalidated_elsewhere.store(false, Ordering::Relaxed);
     }
 
     /// A flush of `pages` begins. The caller holds the tree lock, under which it took the pages.
@@ -357,30 +357,30 @@ impl WritebackState {
         (account.next == account.ended).then_some(account.next)
     }
 
-    /// As [`WritebackState::all_ended`], if the file was not looked at since.
-    pub fn not_looked_at(&self) -> Option<u64> {
-        self.flushes_to_look_after().map(|(flushes, _)| flushes)
+    /// As [`WritebackState::all_ended`], if the file was not revalidated since.
+    pub fn not_revalidated(&self) -> Option<u64> {
+        self.flushes_to_revalidate_after().map(|(flushes, _)| flushes)
     }
 
-    /// As [`WritebackState::not_looked_at`], and when the last of the flushes ended.
-    pub(super) fn flushes_to_look_after(&self) -> Option<(u64, Millis)> {
+    /// As [`WritebackState::not_revalidated`], and when the last of the flushes ended.
+    pub(super) fn flushes_to_revalidate_after(&self) -> Option<(u64, Millis)> {
         let account = self.account();
-        let is_due = account.next == account.ended && account.looked < account.next;
+        let is_due = account.next == account.ended && account.revalidated < account.next;
         is_due.then_some((account.next, account.ended_at))
     }
 
-    /// As [`WritebackState::all_ended`], if the file was looked at since, so that all changes by the cache are known.
-    /// Equal numbers before and after a look at the file's attributes say that no flush of the cache has changed them
+    /// As [`WritebackState::all_ended`], if the file was revalidated since, so that all changes by the cache are known.
+    /// Equal numbers before and after a revalidation say that no flush of the cache has changed the file's attributes
     /// meanwhile.
-    pub fn flushes_if_looked_at(&self) -> Option<u64> {
+    pub fn flushes_if_revalidated(&self) -> Option<u64> {
         let account = self.account();
-        (account.next == account.looked).then_some(account.next)
+        (account.next == account.revalidated).then_some(account.next)
     }
 
-    /// The file was looked at when so many flushes had begun, and all of them had ended.
-    pub fn note_look(&self, flushes: u64) {
+    /// The file was revalidated when so many flushes had begun, and all of them had ended.
+    pub fn note_revalidation(&self, flushes: u64) {
         let account = &mut self.account();
-        account.looked = account.looked.max(flushes);
+        account.revalidated = account.revalidated.max(flushes);
     }
 
     /// The failures so far.
@@ -572,11 +572,11 @@ mod tests {
         assert!(!state.is_under_way(&pages(0, 100), before));
         state.end_flush(second, well(4), Millis(0));
         assert!(!state.is_under_way(&pages(0, 100), None));
-        assert_eq!((state.all_ended(), state.flushes_if_looked_at()), (Some(2), None));
-        state.note_look(2);
-        assert_eq!(state.flushes_if_looked_at(), Some(2));
+        assert_eq!((state.all_ended(), state.flushes_if_revalidated()), (Some(2), None));
+        state.note_revalidation(2);
+        assert_eq!(state.flushes_if_revalidated(), Some(2));
         state.begin_flush(pages(0, 4));
-        assert_eq!((state.all_ended(), state.flushes_if_looked_at()), (None, None));
+        assert_eq!((state.all_ended(), state.flushes_if_revalidated()), (None, None));
     }
 
     #[test]

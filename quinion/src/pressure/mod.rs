@@ -34,7 +34,7 @@ const STALLED_PRESSED: u32 = 100;
 /// Below so many there is none.
 const STALLED_CALM: u32 = 10;
 /// Looks without pressure before the cache grows again.
-const CALM_LOOKS: u32 = 20;
+const CALM_SAMPLES: u32 = 20;
 
 /// How a cache shrinks when the machine is short of memory; for [`Builder::pressure`](crate::Builder::pressure).
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -111,23 +111,23 @@ impl PressureSample {
     }
 }
 
-/// The bound that a cache of `sizes` should have after `look`; `calm_looks` counts those without pressure.
-pub fn target_size(look: PressureSample, sizes: Sizes, calm_looks: &mut u32) -> u64 {
+/// The bound that a cache of `sizes` should have after `sample`; `calm_samples` counts those without pressure.
+pub fn target_size(sample: PressureSample, sizes: Sizes, calm_samples: &mut u32) -> u64 {
     let extent = EXTENT_SIZE as u64;
-    let weather = look.level();
-    *calm_looks = if weather == PressureLevel::Calm { calm_looks.saturating_add(1) } else { 0 };
+    let weather = sample.level();
+    *calm_samples = if weather == PressureLevel::Calm { calm_samples.saturating_add(1) } else { 0 };
     let target = match weather {
         PressureLevel::Pressed => {
             // The decrease is a part of what it holds: a bound that was never reached gives nothing back by being
             // lower.
             let held = sizes.grown.min(sizes.bound);
             let missing =
-                look.headroom.map_or(0, |headroom| (headroom.limit / 8).saturating_sub(headroom.free));
+                sample.headroom.map_or(0, |headroom| (headroom.limit / 8).saturating_sub(headroom.free));
             held.saturating_sub((held / 8).max(missing).max(extent))
         }
-        PressureLevel::Calm if *calm_looks >= CALM_LOOKS => {
+        PressureLevel::Calm if *calm_samples >= CALM_SAMPLES => {
             // Half of the free memory beyond the quarter that makes it calm: others may want the same.
-            let spare = look.headroom.map_or(u64::MAX, |headroom| (headroom.free - headroom.limit / 4) / 2);
+            let spare = sample.headroom.map_or(u64::MAX, |headroom| (headroom.free - headroom.limit / 4) / 2);
             sizes.bound.saturating_add((sizes.max / 32).max(extent).min(spare))
         }
         _ => sizes.bound,
@@ -143,7 +143,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const SIZES: Sizes = Sizes { bound: 800 * MIB, grown: 800 * MIB, min: 100 * MIB, max: 1000 * MIB };
 
-    fn look(stalled: u32, free: u64) -> PressureSample {
+    fn sample(stalled: u32, free: u64) -> PressureSample {
         PressureSample {
             stalled_thousandths: Some(stalled),
             headroom: Some(Headroom { free, limit: 1600 * MIB }),
@@ -159,29 +159,29 @@ mod tests {
             (1000, 0, 600 * MIB),
             (99, 100 * MIB, 800 * MIB), // neither
         ] {
-            assert_eq!(target_size(look(stalled, free), SIZES, &mut 0), target, "{stalled} {free}");
+            assert_eq!(target_size(sample(stalled, free), SIZES, &mut 0), target, "{stalled} {free}");
         }
         // If the bound was never reached, the memory in use counts; and never below the least.
         let idle = Sizes { grown: 160 * MIB, ..SIZES };
-        assert_eq!(target_size(look(500, 800 * MIB), idle, &mut 0), 140 * MIB);
+        assert_eq!(target_size(sample(500, 800 * MIB), idle, &mut 0), 140 * MIB);
         let small = Sizes { bound: 101 * MIB, grown: 101 * MIB, ..SIZES };
-        assert_eq!(target_size(look(500, 0), small, &mut 0), 100 * MIB);
+        assert_eq!(target_size(sample(500, 0), small, &mut 0), 100 * MIB);
     }
 
     #[test]
     fn the_cache_grows_back_late_and_slowly_and_not_beyond_the_configured_size() {
-        let (mut calm, mut sizes, mut looks) = (0, SIZES, 0);
+        let (mut calm, mut sizes, mut samples) = (0, SIZES, 0);
         while sizes.bound < sizes.max {
-            let target = target_size(look(0, 1000 * MIB), sizes, &mut calm);
+            let target = target_size(sample(0, 1000 * MIB), sizes, &mut calm);
             assert!(target - sizes.bound <= sizes.max / 32);
-            (sizes.bound, looks) = (target, looks + 1);
+            (sizes.bound, samples) = (target, samples + 1);
         }
-        assert_eq!((sizes.bound, looks), (sizes.max, 19 + 7));
-        assert_eq!(target_size(look(0, 1000 * MIB), sizes, &mut calm), sizes.max);
+        assert_eq!((sizes.bound, samples), (sizes.max, 19 + 7));
+        assert_eq!(target_size(sample(0, 1000 * MIB), sizes, &mut calm), sizes.max);
         // One look that is not calm, and the patience begins anew.
         sizes.bound = SIZES.bound;
-        assert_eq!(target_size(look(50, 1000 * MIB), sizes, &mut calm), sizes.bound);
-        assert_eq!((calm, target_size(look(0, 1000 * MIB), sizes, &mut calm)), (0, sizes.bound));
+        assert_eq!(target_size(sample(50, 1000 * MIB), sizes, &mut calm), sizes.bound);
+        assert_eq!((calm, target_size(sample(0, 1000 * MIB), sizes, &mut calm)), (0, sizes.bound));
     }
 
     #[test]
@@ -204,10 +204,10 @@ mod tests {
             let bound = bound.clamp(min, max);
             let sizes = Sizes { bound, grown, min, max };
             let headroom = headroom.map(|(free, limit)| Headroom { free, limit });
-            let look = PressureSample { stalled_thousandths: stalled, headroom };
-            let target = target_size(look, sizes, &mut calm);
+            let sample = PressureSample { stalled_thousandths: stalled, headroom };
+            let target = target_size(sample, sizes, &mut calm);
             prop_assert!((min..=max).contains(&target));
-            match look.level() {
+            match sample.level() {
                 PressureLevel::Pressed => prop_assert!(target <= bound),
                 PressureLevel::Between => prop_assert_eq!(target, bound),
                 PressureLevel::Calm => prop_assert!(target >= bound),

@@ -18,7 +18,7 @@ use super::window::ReadRequest;
 
 pub(super) const RECENT_MAX: usize = 16;
 /// How many of the newest requests are looked at for a distance: with more, steps are seen where there are none.
-const DISTANCE_LOOKS: usize = 4;
+const DISTANCE_REQUESTS: usize = 4;
 /// Further distances equal to the first that make a strided stream: where the requests follow each other, and where
 /// others lie between them. (Random requests may lie at equal distances by the half dozen.)
 const REPEATS_MIN: u8 = 2;
@@ -146,7 +146,7 @@ impl RecentRequests {
 
     fn stride_among_newest(&self, index: PageIndex) -> StrideMatch {
         let (mut age, mut nearest) = (0, None);
-        for back in 1..=DISTANCE_LOOKS {
+        for back in 1..=DISTANCE_REQUESTS {
             let request = &self.requests[(self.oldest + RECENT_MAX - back) % RECENT_MAX];
             if request.is_none() {
                 continue;

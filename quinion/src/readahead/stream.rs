@@ -41,7 +41,7 @@ const LAP_PAGES_MIN: u64 = 16;
 /// From so many pages on, 1 MiB, a forward stream is one that may never come back.
 const LONG_PAGES_MIN: u64 = 256;
 /// How far a stream looks for its reader behind pages that were cached before, in pages.
-const ISLAND_LOOKS_MAX: u32 = 64;
+const ISLAND_PAGES_MAX: u32 = 64;
 /// The order grows by so much with each window that a marker starts.
 const ORDER_STEP: u8 = 2;
 const NO_END: PageIndex = PageIndex(u64::MAX);
@@ -187,8 +187,8 @@ impl Stream {
     fn reaches_over(&self, access: &WindowRequest<'_>) -> bool {
         let WindowRequest { limits, asked: ReadRequest { index, .. }, cached } = *access;
         let between = index.0 - self.edge.0;
-        let looks = between.min(u64::from(ISLAND_LOOKS_MAX)) as u32;
-        between <= u64::from(limits.pages_max) * 2 && cached.cached_before(index, looks) >= looks
+        let scan_pages = between.min(u64::from(ISLAND_PAGES_MAX)) as u32;
+        between <= u64::from(limits.pages_max) * 2 && cached.cached_before(index, scan_pages) >= scan_pages
     }
 
     /// How many pieces `index` lies ahead of the next one, if a piece begins there and it is not far.
@@ -295,8 +295,8 @@ impl Stream {
     fn forward_after_marker(&mut self, access: &WindowRequest<'_>) -> Windows {
         let WindowRequest { limits, asked, cached } = *access;
         let bound = self.until.0.min(asked.file_pages);
-        let looks = clamp(self.edge, piece_pages(limits), bound);
-        let Some(start) = cached.next_missing(self.edge, looks) else { return Windows::none() };
+        let scan_pages = clamp(self.edge, piece_pages(limits), bound);
+        let Some(start) = cached.next_missing(self.edge, scan_pages) else { return Windows::none() };
         let order = self.window_order();
         let mut end = start.plus(u64::from(clamp(start, self.size, bound)));
         if end.0 < bound && end.align_down(order) > start {

@@ -29,7 +29,7 @@ pub(super) const STREAMS_MAX: usize = 8;
 const RANDOM_RUN_LIMIT: u32 = 4;
 /// After so many, two adjacent requests do not make a stream any more: it takes three.
 const RANDOM_TOUCH_LIMIT: u32 = 8;
-const RUN_LOOKS_MAX: u32 = 512;
+const RUN_SCAN_MAX: u32 = 512;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Streams {
@@ -112,7 +112,7 @@ impl Streams {
             return Some(self.restart_loop(at, access));
         }
         // 5 Nothing but the place speaks for a stream.
-        if self.looks_like_a_start(access) {
+        if self.is_likely_start(access) {
             return Some(self.resume(asked.index, access));
         }
         self.in_pieces(access)
@@ -145,8 +145,8 @@ impl Streams {
     fn on_foreign_marker(&mut self, access: &WindowRequest<'_>) -> Windows {
         let WindowRequest { limits, asked, cached } = *access;
         let next = asked.index.plus(1);
-        let looks = u64::from(limits.pages_max).min(asked.file_pages.saturating_sub(next.0)) as u32;
-        let Some(gap) = cached.next_missing(next, looks) else { return Windows::none() };
+        let scan_pages = u64::from(limits.pages_max).min(asked.file_pages.saturating_sub(next.0)) as u32;
+        let Some(gap) = cached.next_missing(next, scan_pages) else { return Windows::none() };
         let run = (gap.0 - asked.index.0) as u32;
         let at = self.known(|stream| stream.ends_at(gap));
         let at = at.unwrap_or_else(|| {
@@ -215,15 +215,15 @@ impl Streams {
         windows
     }
 
-    fn looks_like_a_start(&self, access: &WindowRequest<'_>) -> bool {
+    fn is_likely_start(&self, access: &WindowRequest<'_>) -> bool {
         let WindowRequest { limits, asked, cached } = *access;
         if limits.hint == Hint::Sequential || (self.clock == 1 && asked.index.0 == 0) {
             return true;
         }
-        let looks = asked.pages.saturating_add(1);
+        let scan_pages = asked.pages.saturating_add(1);
         self.randoms < RANDOM_RUN_LIMIT
-            && looks <= RUN_LOOKS_MAX
-            && cached.cached_before(asked.index, looks) >= looks
+            && scan_pages <= RUN_SCAN_MAX
+            && cached.cached_before(asked.index, scan_pages) >= scan_pages
     }
 
     fn in_pieces(&mut self, access: &WindowRequest<'_>) -> Option<Windows> {

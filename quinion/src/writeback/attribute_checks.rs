@@ -1,4 +1,7 @@
-//! Attribute checks: looks at a file's attributes before and after its flushes, by a thread that may wait for them.
+//! Attribute checks: a file is revalidated before and after its flushes, by a thread that may wait for that.
+//!
+//! A revalidation, called a look here, is a stat that finds out whether the file has changed since its pages were
+//! cached.
 //!
 //! ```text
 //!   before   a sync                    looks itself: it is the file's user
@@ -46,7 +49,7 @@ use std::time::Duration;
 
 use crate::backend::{Attributes, Backend};
 use crate::blocking_threads::{BlockingThreads, CallKind, CallQueue};
-use crate::mapping::{DueBeforeFlush, LookAfterFlush, Mapping};
+use crate::mapping::{DueBeforeFlush, Mapping, RevalidationAfterFlush};
 use crate::sync::{LockWait, contained};
 use crate::units::Millis;
 
@@ -60,7 +63,7 @@ const AFTER_MAX: usize = 4096;
 /// The longest time from the end of a flush to the end of the look after it, in milliseconds.
 const MAX: u64 = 1000;
 
-/// The looks of one cache.
+/// The revalidations of one cache.
 pub(super) struct AttributeChecks {
     /// Threads of the looks' own, so that no call of a future, which may wait for write-back, stands before a look.
     before: BlockingThreads,
@@ -87,25 +90,25 @@ impl AttributeChecks {
     }
 
     fn begin_pending(&self, device: u64, now: Millis) {
-        let first = PendingChecks { looks: 0, moved: now };
-        self.devices().entry(device).or_insert(first).looks += 1;
+        let first = PendingChecks { count: 0, moved: now };
+        self.devices().entry(device).or_insert(first).count += 1;
     }
 
     fn end_pending(&self, device: u64, now: Millis) {
         let mut devices = self.devices();
         let pending = devices.get_mut(&device).expect("a look that ends was pending");
-        *pending = PendingChecks { looks: pending.looks - 1, moved: now };
-        if pending.looks == 0 {
+        *pending = PendingChecks { count: pending.count - 1, moved: now };
+        if pending.count == 0 {
             devices.remove(&device);
         }
         self.ended.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// The looks before flushes of one device that are queued or under way.
+/// The revalidations before flushes of one device that are queued or under way.
 #[derive(Clone, Copy, Debug)]
 struct PendingChecks {
-    looks: u64,
+    count: u64,
     /// When one has ended last, or the first of these was wanted.
     moved: Millis,
 }
@@ -117,7 +120,7 @@ impl PendingChecks {
     }
 }
 
-/// The thread that looks at a file before a flush, where that may wait.
+/// The thread that revalidates a file before a flush, where that may wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum CheckedBy {
     /// The caller: it is the file's user, or the last chance that its pages have.
@@ -147,26 +150,26 @@ struct CheckSlot {
 
 impl CheckSlot {
     fn take(writeback: &Writeback, mapping: &Arc<Mapping>) -> Option<Self> {
-        mapping.writeback().begin_look_elsewhere().then(|| {
-            let device = looks_of(mapping).device;
-            writeback.looks.begin_pending(device, writeback.now());
+        mapping.writeback().begin_revalidation_elsewhere().then(|| {
+            let device = queue_of(mapping).device;
+            writeback.attribute_checks.begin_pending(device, writeback.now());
             Self { device, mapping: Arc::downgrade(mapping), writeback: Weak::clone(&writeback.me) }
         })
     }
 
     /// Looks, and keeps neither the cache nor the mapping meanwhile. Returns them, if there still are any.
-    fn look(&self, writer: Arc<dyn Backend>) -> Option<(Arc<Writeback>, Arc<Mapping>)> {
+    fn revalidate(&self, writer: Arc<dyn Backend>) -> Option<(Arc<Writeback>, Arc<Mapping>)> {
         // Asked for now: the call may have waited for its thread.
-        let due = self.mapping.upgrade()?.look_before_flush(LockWait::Try); // ends here: the look may hang
+        let due = self.mapping.upgrade()?.revalidation_before_flush(LockWait::Try); // ends here: the stat may hang
         let before = match due {
-            DueBeforeFlush::Look(due) => Some((due, attributes_of(&*writer))),
+            DueBeforeFlush::Revalidation(due) => Some((due, attributes_of(&*writer))),
             DueBeforeFlush::Nothing => None,
             DueBeforeFlush::Busy => return None, // a later round comes again
         };
         drop(writer);
         let (writeback, mapping) = (self.writeback.upgrade()?, self.mapping.upgrade()?);
         if let Some((due, before)) = before {
-            mapping.end_look_before(due, before.as_ref());
+            mapping.end_revalidation_before(due, before.as_ref());
         }
         Some((writeback, mapping))
     }
@@ -175,10 +178,10 @@ impl CheckSlot {
 impl Drop for CheckSlot {
     fn drop(&mut self) {
         if let Some(mapping) = self.mapping.upgrade() {
-            mapping.writeback().end_look_elsewhere();
+            mapping.writeback().end_revalidation_elsewhere();
         }
         if let Some(writeback) = self.writeback.upgrade() {
-            writeback.looks.end_pending(self.device, writeback.now());
+            writeback.attribute_checks.end_pending(self.device, writeback.now());
             writeback.wait_queue.wake();
         }
     }
@@ -190,14 +193,14 @@ fn attributes_of(writer: &dyn Backend) -> Option<Attributes> {
 }
 
 impl Writeback {
-    /// Looks at the file if a flush of it needs that; a thread that cuts it is waited for, if `locks` says so.
-    pub(super) fn look_before_flush(
+    /// Revalidates the file if a flush of it needs that; a thread that cuts it is waited for, if `locks` says so.
+    pub(super) fn revalidate_before_flush(
         &self,
         mapping: &Arc<Mapping>,
-        looker: CheckedBy,
+        checked_by: CheckedBy,
         locks: LockWait,
     ) -> PreFlushCheck {
-        match looker {
+        match checked_by {
             CheckedBy::Done => return PreFlushCheck::Now,
             CheckedBy::NoThread => {
                 mapping.note_unknown_change();
@@ -208,37 +211,37 @@ impl Writeback {
         let Some(writer) = mapping.writeback().writer() else { return PreFlushCheck::Now };
         // Once another flush has begun, a look after the last one that is late would be forgotten, and with it that
         // others may have changed the file since.
-        let is_late = |due: &LookAfterFlush| writer.attributes_may_wait() && !self.is_in_time(*due);
-        if let Some(late) = mapping.look_after_flush().filter(is_late) {
-            mapping.end_look_after(late, None);
+        let is_late = |due: &RevalidationAfterFlush| writer.attributes_may_wait() && !self.is_in_time(*due);
+        if let Some(late) = mapping.revalidation_after_flush().filter(is_late) {
+            mapping.end_revalidation_after(late, None);
         }
-        let due = match mapping.look_before_flush(locks) {
-            DueBeforeFlush::Look(due) => due,
+        let due = match mapping.revalidation_before_flush(locks) {
+            DueBeforeFlush::Revalidation(due) => due,
             DueBeforeFlush::Nothing => return PreFlushCheck::Now,
             DueBeforeFlush::Busy => return PreFlushCheck::Elsewhere,
         };
-        if looker == CheckedBy::Other && writer.attributes_may_wait() {
-            self.look_elsewhere(mapping, writer);
+        if checked_by == CheckedBy::Other && writer.attributes_may_wait() {
+            self.revalidate_elsewhere(mapping, writer);
             return PreFlushCheck::Elsewhere;
         }
-        mapping.end_look_before(due, writer.attributes().ok().as_ref());
+        mapping.end_revalidation_before(due, writer.attributes().ok().as_ref());
         PreFlushCheck::Now
     }
 
     /// Does nothing if the cache ends, which writes its files then; if many looks of the device are queued; or if there
     /// is no thread: a later round comes again.
-    fn look_elsewhere(&self, mapping: &Arc<Mapping>, writer: &Arc<dyn Backend>) {
-        let (looks, queue) = (&self.looks, looks_of(mapping));
-        let is_open = looks.is_closed.try_read().is_ok_and(|is_closed| !*is_closed);
+    fn revalidate_elsewhere(&self, mapping: &Arc<Mapping>, writer: &Arc<dyn Backend>) {
+        let (checks, queue) = (&self.attribute_checks, queue_of(mapping));
+        let is_open = checks.is_closed.try_read().is_ok_and(|is_closed| !*is_closed);
         // Several threads that ask at once may exceed it by one each.
-        if !is_open || looks.before.outstanding(queue) >= BEFORE_MAX {
+        if !is_open || checks.before.outstanding(queue) >= BEFORE_MAX {
             return;
         }
         let Some(turn) = CheckSlot::take(self, mapping) else { return };
         let writer = Arc::clone(writer);
         let call = move || {
             let writeback = Weak::clone(&turn.writeback);
-            if let Some((writeback, mapping)) = turn.look(writer) {
+            if let Some((writeback, mapping)) = turn.revalidate(writer) {
                 writeback.pass_elsewhere(&mapping);
             }
             drop(turn);
@@ -246,89 +249,95 @@ impl Writeback {
                 writeback.background.wake(); // for files beyond the bound, too
             }
         };
-        let _later = looks.before.run(queue, Box::new(call));
+        let _later = checks.before.run(queue, Box::new(call));
     }
 
     fn pass_elsewhere(&self, mapping: &Arc<Mapping>) {
-        let is_closed = self.looks.is_closed.read().unwrap_or_else(PoisonError::into_inner);
+        let is_closed = self.attribute_checks.is_closed.read().unwrap_or_else(PoisonError::into_inner);
         if !*is_closed {
             contained(|| self.run_pass_after(mapping, CheckedBy::Done));
         }
     }
 
     /// No pass goes on elsewhere from here on. Waits for those that are at it, and for no look.
-    pub(super) fn close_looks(&self) {
-        *self.looks.is_closed.write().unwrap_or_else(PoisonError::into_inner) = true;
+    pub(super) fn close_revalidations(&self) {
+        *self.attribute_checks.is_closed.write().unwrap_or_else(PoisonError::into_inner) = true;
     }
 
     /// A flush has ended, and the caller wakes the wait queue after this. Looks at the file, if it was the last.
-    pub(super) fn look_after_flush(&self, mapping: &Arc<Mapping>) {
-        let (Some(writer), Some(due)) = (mapping.writeback().writer(), mapping.look_after_flush()) else {
+    pub(super) fn revalidate_after_flush(&self, mapping: &Arc<Mapping>) {
+        let (Some(writer), Some(due)) = (mapping.writeback().writer(), mapping.revalidation_after_flush())
+        else {
             return;
         };
         if !writer.attributes_may_wait() {
-            return mapping.end_look_after(due, attributes_of(&**writer).as_ref());
+            return mapping.end_revalidation_after(due, attributes_of(&**writer).as_ref());
         }
-        let (looks, queue) = (&self.looks, looks_of(mapping));
-        if looks.after.outstanding(queue) >= AFTER_MAX {
-            return mapping.end_look_after(due, None);
+        let (checks, queue) = (&self.attribute_checks, queue_of(mapping));
+        if checks.after.outstanding(queue) >= AFTER_MAX {
+            return mapping.end_revalidation_after(due, None);
         }
         let (of, me, writer) = (Arc::downgrade(mapping), Weak::clone(&self.me), Arc::clone(writer));
         let call = move || {
             // Not kept during the look.
-            let is_due = |mapping: Arc<Mapping>| mapping.look_after_flush() == Some(due);
+            let is_due = |mapping: Arc<Mapping>| mapping.revalidation_after_flush() == Some(due);
             let is_wanted = of.upgrade().is_some_and(is_due);
             let is_in_time = me.upgrade().is_some_and(|writeback| writeback.is_in_time(due));
             let after = if is_wanted && is_in_time { attributes_of(&*writer) } else { None };
             drop(writer);
             if is_wanted && let (Some(writeback), Some(mapping)) = (me.upgrade(), of.upgrade()) {
-                writeback.end_look_after(&mapping, due, after);
+                writeback.end_revalidation_after(&mapping, due, after);
             }
         };
-        if looks.after.run(queue, Box::new(call)).is_err() {
-            mapping.end_look_after(due, None);
+        if checks.after.run(queue, Box::new(call)).is_err() {
+            mapping.end_revalidation_after(due, None);
         }
     }
 
-    fn is_in_time(&self, due: LookAfterFlush) -> bool {
-        self.now().0.saturating_sub(due.ended.0) < self.looks.max.load(Ordering::Relaxed)
+    fn is_in_time(&self, due: RevalidationAfterFlush) -> bool {
+        self.now().0.saturating_sub(due.ended.0) < self.attribute_checks.max.load(Ordering::Relaxed)
     }
 
     /// One that comes late may have seen what others did meanwhile.
-    fn end_look_after(&self, mapping: &Mapping, due: LookAfterFlush, after: Option<Attributes>) {
-        mapping.end_look_after(due, after.filter(|_| self.is_in_time(due)).as_ref());
+    fn end_revalidation_after(
+        &self,
+        mapping: &Mapping,
+        due: RevalidationAfterFlush,
+        after: Option<Attributes>,
+    ) {
+        mapping.end_revalidation_after(due, after.filter(|_| self.is_in_time(due)).as_ref());
     }
 
     /// For a sync, whose thread is the file's user: looks at the file after the flushes that have ended, if that is
     /// due, and waits for none of the threads that look for others. No look is due then, or other flushes have begun.
-    pub(super) fn look_after_sync(&self, mapping: &Mapping, writer: &dyn Backend) {
-        if let Some(due) = mapping.look_after_flush() {
+    pub(super) fn revalidate_after_sync(&self, mapping: &Mapping, writer: &dyn Backend) {
+        if let Some(due) = mapping.revalidation_after_flush() {
             let after = if self.is_in_time(due) { attributes_of(writer) } else { None };
-            self.end_look_after(mapping, due, after);
+            self.end_revalidation_after(mapping, due, after);
         }
     }
 
     /// A look after a flush counts if it was over before so much time since that had passed: a second, if not set.
-    pub fn set_look_max(&self, time: Duration) {
+    pub fn set_revalidation_max(&self, time: Duration) {
         let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        self.looks.max.store(millis, Ordering::Relaxed);
+        self.attribute_checks.max.store(millis, Ordering::Relaxed);
     }
 
-    /// Looks before flushes that other threads make, or are to make.
-    pub fn looks_before(&self) -> u64 {
-        self.looks.devices().values().map(|pending| pending.looks).sum()
+    /// Revalidations before flushes that other threads make, or are to make.
+    pub fn revalidations_before(&self) -> u64 {
+        self.attribute_checks.devices().values().map(|pending| pending.count).sum()
     }
 
     /// Whether a thread that needs memory may wait for looks before flushes, as long as a writer is held up at most.
     /// Not for those of a device that has ended none for so long: each hang is waited for once, and not by each need.
-    pub fn looks_may_end(&self) -> bool {
+    pub fn revalidations_may_end(&self) -> bool {
         let (now, hang_time) = (self.now(), self.options.wait_max);
-        self.looks.devices().values().any(|pending| !pending.hangs(now, hang_time))
+        self.attribute_checks.devices().values().any(|pending| !pending.hangs(now, hang_time))
     }
 
     /// Devices of which looks before flushes are wanted, and none has ended for so long.
-    pub(super) fn devices_with_hung_looks(&self, hang_time: Duration) -> BTreeSet<u64> {
-        let (now, devices) = (self.now(), self.looks.devices());
+    pub(super) fn devices_with_hung_revalidations(&self, hang_time: Duration) -> BTreeSet<u64> {
+        let (now, devices) = (self.now(), self.attribute_checks.devices());
         let hung = devices.iter().filter(|(_, pending)| pending.hangs(now, hang_time));
         hung.map(|(&device, _)| device).collect()
     }
@@ -344,13 +353,13 @@ impl Writeback {
 
     /// Flushes that a thread which needs memory may wait for, without a bound, and how many have ended; with the looks
     /// before flushes that have ended, which are a progress. One that is under way may never end: see
-    /// [`Writeback::looks_may_end`].
+    /// [`Writeback::revalidations_may_end`].
     pub fn under_way(&self) -> (u64, u64) {
         let (in_flight, completed) = self.flushes();
-        (in_flight, completed + self.looks.ended.load(Ordering::Relaxed))
+        (in_flight, completed + self.attribute_checks.ended.load(Ordering::Relaxed))
     }
 }
 
-fn looks_of(mapping: &Mapping) -> CallQueue {
+fn queue_of(mapping: &Mapping) -> CallQueue {
     CallQueue { device: mapping.identity().shared_device(), kind: CallKind::Read }
 }

@@ -177,7 +177,7 @@ pub struct Writeback {
     /// Devices that flushes are under way to, or that failed last.
     devices: Mutex<BTreeMap<u64, round::DeviceLoad>>,
     stuck: Mutex<stuck::StuckSnapshot>,
-    looks: AttributeChecks,
+    attribute_checks: AttributeChecks,
     /// A thread of write-back's own, because its calls may block in a file system.
     background: BackgroundThread,
 }
@@ -207,7 +207,7 @@ impl Writeback {
             pace: Mutex::default(),
             devices: Mutex::default(),
             stuck: Mutex::default(),
-            looks: AttributeChecks::new(),
+            attribute_checks: AttributeChecks::new(),
             background: BackgroundThread::named("quinion-flush"),
         });
         let task: Weak<Self> = Arc::downgrade(&writeback);
@@ -312,7 +312,7 @@ impl Writeback {
     /// Ends the background's thread. Dirty pages stay dirty, unless another thread writes them.
     pub fn close(&self) {
         self.background.close();
-        self.close_looks();
+        self.close_revalidations();
     }
 }
 

@@ -182,8 +182,8 @@ impl Writeback {
         self.run_pass_after(mapping, CheckedBy::Other);
     }
 
-    /// As [`Writeback::run_pass`]; `looker` looks at the file before.
-    pub(super) fn run_pass_after(&self, mapping: &Arc<Mapping>, looker: CheckedBy) {
+    /// As [`Writeback::run_pass`]; `checked_by` revalidates the file before.
+    pub(super) fn run_pass_after(&self, mapping: &Arc<Mapping>, checked_by: CheckedBy) {
         let own = mapping.writeback().dirty_pages().writeback();
         let capacity = self.load_of(mapping).capacity(own, self.now()) as u32;
         let has_capacity = mapping.writeback().writer().is_some_and(|writer| writer.has_capacity(1));
@@ -194,7 +194,7 @@ impl Writeback {
         let place = state.begin_pass(self.now());
         let pages = place.at..PageIndex(INDICES_MAX);
         // A thread that cuts the file may be waiting for a device, and this is not the thread to wait with it.
-        let request = FlushRequest { looker, ..FlushRequest::without_waiting(pages, capacity) };
+        let request = FlushRequest { checked_by, ..FlushRequest::without_waiting(pages, capacity) };
         match self.write_some(mapping, request) {
             TakeEnd::More(at) | TakeEnd::Busy(at) => state.pause_pass(place, at),
             TakeEnd::Done => {

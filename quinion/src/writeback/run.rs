@@ -35,8 +35,8 @@ use super::attribute_checks::{CheckedBy, PreFlushCheck};
 
 /// The number of an error that has none of the system's.
 pub(super) const UNNAMED: i32 = libc::EIO;
-/// Looks at a file that others cut again and again, until what other programs did to it counts as a change.
-const LOOKS_MAX: u32 = 4;
+/// Revalidations of a file that others cut again and again, until what other programs did to it counts as a change.
+const REVALIDATIONS_MAX: u32 = 4;
 /// Numbers of errors end here.
 const ERRNO_END: i32 = 4096;
 
@@ -71,21 +71,27 @@ pub(super) struct FlushRequest {
     /// Whether a thread that cuts or punches the file is waited for.
     pub locks: LockWait,
     /// Whose thread waits for the file's attributes.
-    pub looker: CheckedBy,
+    pub checked_by: CheckedBy,
 }
 
 impl FlushRequest {
     /// For callers that must not wait: dirty pages of `pages`, `pages_max` of them at most.
     pub(super) fn without_waiting(pages: Range<PageIndex>, pages_max: u32) -> Self {
-        Self { pages, which: TakeFilter::Dirty, pages_max, locks: LockWait::Try, looker: CheckedBy::Other }
+        Self {
+            pages,
+            which: TakeFilter::Dirty,
+            pages_max,
+            locks: LockWait::Try,
+            checked_by: CheckedBy::Other,
+        }
     }
 }
 
 impl Writeback {
     /// Starts writing the dirty pages of a request. Waits for the tree lock, whatever a file system makes a write wait
-    /// for, and, if its `locks` says so, a thread that cuts or punches the file; and if its `looker` is the caller, for
-    /// the file's attributes. If `locks` forbids that wait, or another thread is to look at the file, the call has done
-    /// nothing, and the caller repeats it later.
+    /// for, and, if its `locks` says so, a thread that cuts or punches the file; and if its `checked_by` is the caller,
+    /// for the file's attributes. If `locks` forbids that wait, or another thread is to revalidate the file, the call
+    /// has done nothing, and the caller repeats it later.
     /// Returns where it has ended, as [`begin_writeback`] does: busy, with [`TakeFilter::ToWrite`] only, before pages
     /// that are under way.
     ///
@@ -94,18 +100,19 @@ impl Writeback {
         let Some(writer) = mapping.writeback().writer() else { return TakeEnd::Done };
         let (mut runs, mut flushes) = (Vec::new(), Vec::new());
         // Where a look may wait, a clean file is not looked at: there is nothing to write.
-        let skips_look = writer.attributes_may_wait() && mapping.writeback().dirty_pages().dirty() == 0;
+        let skips_revalidation =
+            writer.attributes_may_wait() && mapping.writeback().dirty_pages().dirty() == 0;
         // A backend may complete inside the call, and a waker, foreign code, may want the locks that are held here.
         let wakes = DeferredWakes::new();
-        let held_off = match skips_look {
+        let held_off = match skips_revalidation {
             true => mapping.hold_off_invalidation_as(request.locks),
-            false => self.look_and_hold_off(mapping, &request),
+            false => self.revalidate_and_hold_off(mapping, &request),
         };
         let Some(held_off) = held_off else { return TakeEnd::More(request.pages.start) };
         let begun = self.take(mapping, &request, &mut runs);
         let mut here = None;
         if !runs.is_empty() {
-            if skips_look {
+            if skips_revalidation {
                 mapping.note_unknown_change(); // it was written to meanwhile, and nothing has looked
             }
             self.in_flight.fetch_add(runs.len() as u64, Ordering::Relaxed);
@@ -129,13 +136,15 @@ impl Writeback {
 
     /// Looks at the file if that is due, and keeps others from cutting it. `None`: the caller comes again later. While
     /// this thread waits for one that cuts the file, other programs may change it: so it is looked at behind that wait.
-    fn look_and_hold_off<'m>(
+    fn revalidate_and_hold_off<'m>(
         &self,
         mapping: &'m Arc<Mapping>,
         request: &FlushRequest,
     ) -> Option<RankedReadGuard<'m, Version>> {
-        for _ in 0..LOOKS_MAX {
-            if self.look_before_flush(mapping, request.looker, request.locks) == PreFlushCheck::Elsewhere {
+        for _ in 0..REVALIDATIONS_MAX {
+            if self.revalidate_before_flush(mapping, request.checked_by, request.locks)
+                == PreFlushCheck::Elsewhere
+            {
                 return None;
             }
             let held_off = mapping.try_hold_off_invalidation();
@@ -212,7 +221,7 @@ impl FlushSink for FlushInFlight {
         if let Some(behind) = behind {
             mapping.drop_behind(behind, DropReason::Written, LockWait::Wait);
         }
-        writeback.look_after_flush(mapping);
+        writeback.revalidate_after_flush(mapping);
         writeback.note_ended(mapping, self.run.pages, bytes > 0);
         writeback.count_flush(written, bytes, errno);
         writeback.wait_queue.wake();

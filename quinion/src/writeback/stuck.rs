@@ -67,7 +67,7 @@ impl Writeback {
     /// The devices that were given flushes, or looks before these, and for `hang_time` took no page and ended no look.
     pub(super) fn devices_that_take_nothing(&self, hang_time: Duration) -> BTreeSet<u64> {
         let mut devices = self.devices_without_flushes_taken(hang_time);
-        devices.extend(self.devices_with_hung_looks(hang_time));
+        devices.extend(self.devices_with_hung_revalidations(hang_time));
         devices
     }
 

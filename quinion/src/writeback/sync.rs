@@ -110,7 +110,7 @@ impl Writeback {
                 }
             }
             lost_pages = self.make_durable(file, range);
-            self.look_after_sync(mapping, file.writer);
+            self.revalidate_after_sync(mapping, file.writer);
         } else if let Err(error) = mapping.backend().sync_others(range.kind) {
             // This cache does not write it; writes by other processes are to be durable, too.
             self.counters.add(Count::SyncErrors, 1);
@@ -213,7 +213,7 @@ impl Writeback {
         for mapping in self.listed() {
             let mut at = PageIndex(0);
             let request = |at| FlushRequest {
-                looker: CheckedBy::NoThread,
+                checked_by: CheckedBy::NoThread,
                 ..FlushRequest::without_waiting(at..whole_file().end, u32::MAX)
             };
             while let TakeEnd::More(next) | TakeEnd::Busy(next) = self.write_some(&mapping, request(at))
@@ -247,8 +247,8 @@ impl Writeback {
         loop {
             self.wait_for_capacity(file);
             let (which, pages_max) = (TakeFilter::ToWrite, (UNDER_WAY_MAX / 2) as u32);
-            let (locks, looker) = (LockWait::Wait, CheckedBy::Caller);
-            let request = FlushRequest { pages: at..end, which, pages_max, locks, looker };
+            let (locks, checked_by) = (LockWait::Wait, CheckedBy::Caller);
+            let request = FlushRequest { pages: at..end, which, pages_max, locks, checked_by };
             match self.write_some(mapping, request) {
                 TakeEnd::Done => break,
                 TakeEnd::More(next) => at = next,

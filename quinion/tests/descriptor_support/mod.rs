@@ -36,7 +36,7 @@ pub enum Call {
     /// `lseek` beyond the file's end, which only the kernel works out.
     SkipBeyond(u64),
     /// A call that looks at the kernel's offset: `lockf`.
-    Look,
+    Peek,
     /// `close`, and `open` of the file of this number, which gets the same number. Files are opened once.
     Reopen(usize),
     /// The owner attaches a descriptor that cannot write.
@@ -173,7 +173,7 @@ impl Program {
     }
 
     pub fn state(&self) -> FdState {
-        self.cell.look().state()
+        self.cell.load().state()
     }
 
     pub fn call(&self, call: Call) -> u64 {
@@ -197,7 +197,7 @@ impl Program {
             Call::Set(to) => self.seek(|_| Some(to), || self.kernel.set(to), |_| to),
             Call::Skip(by) => self.seek(|now| Some(now + by), || {}, |this| this.kernel.step(by) % FILE + by),
             Call::SkipBeyond(by) => self.seek(|_| None, || {}, |this| this.kernel.step(by) % FILE + by),
-            Call::Look => {
+            Call::Peek => {
                 self.fd().show_offset();
                 self.kernel.step(0)
             }
@@ -411,7 +411,7 @@ impl Alone {
                 answer(self.file, self.offset - bytes)
             }
             Call::Pread => answer(self.file, 0),
-            Call::Look => answer(self.file, self.offset),
+            Call::Peek => answer(self.file, self.offset),
             Call::Set(to) => {
                 self.offset = to;
                 to

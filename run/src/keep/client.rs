@@ -52,8 +52,8 @@ impl ClientStream {
     /// `WouldBlock`: nothing was said. `InvalidData`: a descriptor came with it; it was not taken.
     pub fn receive(&self, bytes: &mut [u8]) -> io::Result<usize> {
         let mut nothing = RecvAncillaryBuffer::default();
-        let look = RecvFlags::PEEK | RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let seen = recvmsg(self, &mut [IoSliceMut::new(bytes)], &mut nothing, look)?;
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let seen = recvmsg(self, &mut [IoSliceMut::new(bytes)], &mut nothing, flags)?;
         if seen.flags.contains(ReturnFlags::CTRUNC) {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "a descriptor came with it"));
         }

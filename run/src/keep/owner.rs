@@ -61,11 +61,11 @@ const PLANS_MAX: usize = 64;
 const CONNECTIONS_MAX: usize = 256;
 const RECEIVE_BYTES_MAX: usize = 16 << 10;
 /// While no run has joined: the longest time between two checks whether a process views the cache and can find it.
-const LOOK: Duration = Duration::from_millis(500);
-/// Like `LOOK`, for a cache that stays until it is stopped: only the loss of its name in the folder ends it.
-const LOOK_RARELY: Duration = Duration::from_secs(10);
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
+/// Like `CHECK_INTERVAL`, for a cache that stays until it is stopped: only the loss of its name in the folder ends it.
+const RARE_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// The shortest time between two such checks: with `--idle 0s` the owner would check without a pause.
-const LOOK_OFTEN: Duration = Duration::from_millis(20);
+const CHECK_INTERVAL_MIN: Duration = Duration::from_millis(20);
 /// The unit in which a cache has its memory.
 const EXTENT: u64 = quinion::internals::units::EXTENT_SIZE as u64;
 
@@ -309,10 +309,10 @@ impl ControlSocket {
         let who = if is_busy { PollFlags::empty() } else { PollFlags::IN };
         let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN), PollFd::new(&self.listener, who)];
         fds.extend(self.clients.iter().map(|client| PollFd::new(&client.stream, PollFlags::IN)));
-        let look = is_busy.then_some(LOOK);
+        let interval = is_busy.then_some(CHECK_INTERVAL);
         let time = self
             .poll_timeout()
-            .map_or(look, |time| Some(time.min(look.unwrap_or(time))))
+            .map_or(interval, |time| Some(time.min(interval.unwrap_or(time))))
             .map(|time| Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) });
         match poll(&mut fds, time.as_ref()) {
             Err(rustix::io::Errno::INTR) => return Ok(Ready::default()),
@@ -327,10 +327,10 @@ impl ControlSocket {
     fn poll_timeout(&self) -> Option<Duration> {
         match self.idle {
             _ if self.runs() > 0 => None,
-            Idle::Never => Some(LOOK_RARELY),
+            Idle::Never => Some(RARE_CHECK_INTERVAL),
             Idle::For(time) => {
                 let end = self.use_.last + self.stays(time);
-                Some(end.saturating_duration_since(Instant::now()).clamp(LOOK_OFTEN, LOOK))
+                Some(end.saturating_duration_since(Instant::now()).clamp(CHECK_INTERVAL_MIN, CHECK_INTERVAL))
             }
         }
     }

@@ -39,16 +39,16 @@ pub(super) fn painted(buffer: &Buffer, top: u16, colours: Colours) -> Vec<u8> {
 fn paint_row(out: &mut String, cells: &[Cell], colours: Colours) {
     // Blank cells at the end are cleared and not written.
     let end = cells.iter().rposition(|cell| cell.symbol() != " ").map_or(0, |last| last + 1);
-    let (mut look, mut skip) = (look_of(&Cell::EMPTY, colours), 0);
+    let (mut style, mut skip) = (style_of(&Cell::EMPTY, colours), 0);
     for cell in &cells[..end] {
         if skip > 0 {
             skip -= 1; // the second half of a wide character
             continue;
         }
-        let wanted = look_of(cell, colours);
-        if wanted != look {
+        let wanted = style_of(cell, colours);
+        if wanted != style {
             write!(out, "\x1b[{wanted}m").expect("a string takes it");
-            look = wanted;
+            style = wanted;
         }
         out.push_str(cell.symbol());
         skip = ratatui::text::Span::raw(cell.symbol()).width().saturating_sub(1);
@@ -56,17 +56,17 @@ fn paint_row(out: &mut String, cells: &[Cell], colours: Colours) {
 }
 
 /// The terminal's numbers for the look of a cell.
-fn look_of(cell: &Cell, colours: Colours) -> String {
-    let mut look = String::from("0");
+fn style_of(cell: &Cell, colours: Colours) -> String {
+    let mut style = String::from("0");
     for (modifier, number) in [(Modifier::BOLD, ";1"), (Modifier::DIM, ";2")] {
         if cell.modifier.contains(modifier) {
-            look.push_str(number);
+            style.push_str(number);
         }
     }
     if let Some(number) = colour(cell.fg).filter(|_| colours == Colours::Some) {
-        write!(look, ";{number}").expect("a string takes it");
+        write!(style, ";{number}").expect("a string takes it");
     }
-    look
+    style
 }
 
 /// The colours that the panel uses.

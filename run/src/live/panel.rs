@@ -72,17 +72,17 @@ impl Panel {
     }
 
     /// The picture after `elapsed`, in which each row is written to the width of `area`.
-    pub(super) fn drawn(&mut self, area: Rect, elapsed: Duration, look: RunSample) -> Buffer {
-        let rates = self.note(elapsed, &look);
+    pub(super) fn drawn(&mut self, area: Rect, elapsed: Duration, sample: RunSample) -> Buffer {
+        let rates = self.note(elapsed, &sample);
         let mut buffer = Buffer::empty(area);
         let rows: [Rect; ROWS_OF_NUMBERS as usize] =
             Layout::vertical([Constraint::Length(1); ROWS_OF_NUMBERS as usize]).areas(area);
         self.glyphs.draw_title(rows[0], &mut buffer, &self.title, elapsed);
-        self.draw_hits(rows[1], &mut buffer, &look);
-        self.draw_served(rows[2], &mut buffer, &look, rates.served_bytes);
-        draw_device(rows[3], &mut buffer, &look, rates.device_bytes);
-        self.draw_memory(rows[4], &mut buffer, &look, rates.evicted_pages);
-        for (file, y) in look.hottest.iter().zip(area.y + ROWS_OF_NUMBERS..area.bottom()) {
+        self.draw_hits(rows[1], &mut buffer, &sample);
+        self.draw_served(rows[2], &mut buffer, &sample, rates.served_bytes);
+        draw_device(rows[3], &mut buffer, &sample, rates.device_bytes);
+        self.draw_memory(rows[4], &mut buffer, &sample, rates.evicted_pages);
+        for (file, y) in sample.hottest.iter().zip(area.y + ROWS_OF_NUMBERS..area.bottom()) {
             let cached =
                 file.cached_bytes.map_or("closed".into(), |bytes| format!("{} cached", shown(bytes)));
             draw_file(Rect { y, height: 1, ..area }, &mut buffer, &file.name.to_string_lossy(), &cached);
@@ -91,11 +91,11 @@ impl Panel {
     }
 
     /// Notes the counts, and returns their rates.
-    fn note(&mut self, elapsed: Duration, look: &RunSample) -> Counted {
+    fn note(&mut self, elapsed: Duration, sample: &RunSample) -> Counted {
         let now = Counted {
-            served_bytes: look.totals.bytes,
-            device_bytes: look.owner.device_bytes,
-            evicted_pages: look.owner.evicted_pages,
+            served_bytes: sample.totals.bytes,
+            device_bytes: sample.owner.device_bytes,
+            evicted_pages: sample.owner.evicted_pages,
         };
         self.past.push_back((elapsed, now));
         while self.past.len() > 2 && elapsed - self.past[1].0 >= WINDOW {
@@ -119,9 +119,9 @@ impl Panel {
         rates
     }
 
-    fn draw_hits(&self, row: Rect, buffer: &mut Buffer, look: &RunSample) {
-        let reads = look.totals.reads;
-        let hits = reads.saturating_sub(look.totals.asked);
+    fn draw_hits(&self, row: Rect, buffer: &mut Buffer, sample: &RunSample) {
+        let reads = sample.totals.reads;
+        let hits = reads.saturating_sub(sample.totals.asked);
         let share = if reads == 0 { 0.0 } else { hits as f64 / reads as f64 };
         let text = match reads {
             0 => "no reads yet".to_owned(),
@@ -132,16 +132,16 @@ impl Panel {
         write(row, buffer, &text);
     }
 
-    fn draw_served(&self, row: Rect, buffer: &mut Buffer, look: &RunSample, rate: u64) {
+    fn draw_served(&self, row: Rect, buffer: &mut Buffer, sample: &RunSample, rate: u64) {
         let row = label(row, buffer, "served");
         let rest = self.glyphs.draw_rate(row, buffer, rate, &self.served);
-        let totals = &look.totals;
+        let totals = &sample.totals;
         let all = format!("{} in all; kernel {} reads", shown(totals.bytes), totals.kernel_reads);
         write(rest, buffer, &all);
     }
 
-    fn draw_memory(&self, row: Rect, buffer: &mut Buffer, look: &RunSample, evicted: u64) {
-        let (stats, owner) = (&look.stats, &look.owner);
+    fn draw_memory(&self, row: Rect, buffer: &mut Buffer, sample: &RunSample, evicted: u64) {
+        let (stats, owner) = (&sample.stats, &sample.owner);
         let share =
             if stats.bound_bytes == 0 { 0.0 } else { stats.grown_bytes as f64 / stats.bound_bytes as f64 };
         let row = label(row, buffer, "memory");
@@ -157,8 +157,8 @@ impl Panel {
     }
 }
 
-fn draw_device(row: Rect, buffer: &mut Buffer, look: &RunSample, rate: u64) {
-    let owner = &look.owner;
+fn draw_device(row: Rect, buffer: &mut Buffer, sample: &RunSample, rate: u64) {
+    let owner = &sample.owner;
     let used = owner.readahead.accuracy().map_or("-".into(), |share| format!("{:.1} %", 100.0 * share));
     let row = label(row, buffer, "device");
     let columns = [Constraint::Length(14), Constraint::Fill(1)];
@@ -279,13 +279,13 @@ mod tests {
             .collect()
     }
 
-    fn look(reads: u64, bytes: u64) -> RunSample {
-        let mut look = RunSample::default();
-        (look.totals.reads, look.totals.asked, look.totals.bytes) = (reads, reads / 4, bytes);
-        (look.stats.grown_bytes, look.stats.bound_bytes) = (256 << 20, 1 << 30);
-        (look.owner.device_bytes, look.owner.evicted_pages) = (bytes / 2, reads);
-        (look.owner.readahead.used_pages, look.owner.readahead.wasted_pages) = (9, 1);
-        look
+    fn sample(reads: u64, bytes: u64) -> RunSample {
+        let mut sample = RunSample::default();
+        (sample.totals.reads, sample.totals.asked, sample.totals.bytes) = (reads, reads / 4, bytes);
+        (sample.stats.grown_bytes, sample.stats.bound_bytes) = (256 << 20, 1 << 30);
+        (sample.owner.device_bytes, sample.owner.evicted_pages) = (bytes / 2, reads);
+        (sample.owner.readahead.used_pages, sample.owner.readahead.wasted_pages) = (9, 1);
+        sample
     }
 
     fn panel() -> Panel {
@@ -295,9 +295,9 @@ mod tests {
     #[test]
     fn numbers_have_their_places_and_rates_are_of_the_last_second() {
         let (mut panel, area) = (panel(), Rect::new(0, 0, 90, 5));
-        panel.drawn(area, Duration::ZERO, look(0, 0));
-        panel.drawn(area, Duration::from_secs(60), look(10, 9 << 30));
-        let picture = rows(&panel.drawn(area, Duration::from_secs(62), look(30, 10 << 30)));
+        panel.drawn(area, Duration::ZERO, sample(0, 0));
+        panel.drawn(area, Duration::from_secs(60), sample(10, 9 << 30));
+        let picture = rows(&panel.drawn(area, Duration::from_secs(62), sample(30, 10 << 30)));
         assert!(picture[0].starts_with("- quinion: grep -c the FILE ---"), "{picture:#?}");
         assert!(picture[0].ends_with("- 01:02 -"), "{picture:#?}");
         assert_eq!(picture[1], "hits      ###############-----  76.7 % of 30 reads");
@@ -330,9 +330,9 @@ mod tests {
     #[test]
     fn the_smallest_size_that_the_screen_gives_is_drawn() {
         for (width, height) in [(40, 5), (40, 8), (50, 5), (300, 8)] {
-            let mut look = look(5, 1 << 20);
-            look.hottest.clear();
-            panel().drawn(Rect::new(0, 0, width, height), Duration::from_secs(1), look);
+            let mut sample = sample(5, 1 << 20);
+            sample.hottest.clear();
+            panel().drawn(Rect::new(0, 0, width, height), Duration::from_secs(1), sample);
         }
     }
 

@@ -204,7 +204,7 @@ pub struct Pair {
     cache: Option<Cache>,
     folder: Folder,
     /// The cache's file as the kernel sees it.
-    look: fs::File,
+    outside: fs::File,
     twin: fs::File,
     size: u64,
     generation: u32,
@@ -311,14 +311,14 @@ impl Pair {
             let options = KernelOptions::new().read(true).write(true).create_new(true).open(path);
             checked("making a file", options)
         };
-        let (look, twin) = (new(folder.ours())?, new(folder.0.join("twin"))?);
+        let (outside, twin) = (new(folder.ours())?, new(folder.0.join("twin"))?);
         let mut pair = Self {
             setting: setting.clone(),
             pins: Vec::new(),
             files: Vec::new(),
             cache: None,
             folder,
-            look,
+            outside,
             twin,
             size: 0,
             generation: 0,
@@ -586,7 +586,7 @@ impl Pair {
     fn compare_changed(&mut self) -> CheckResult {
         let changed = std::mem::take(&mut self.changed);
         changed.into_iter().try_for_each(|range| self.compare_on_disk(range))?;
-        let len = checked("asking for the length", self.look.metadata())?.len();
+        let len = checked("asking for the length", self.outside.metadata())?.len();
         if len != self.size {
             return Err(format!("after a sync the file is {len} bytes long instead of {}", self.size));
         }
@@ -600,7 +600,7 @@ impl Pair {
         while at < range.end {
             let len = (range.end - at).min(PIECE as u64) as usize;
             let should = kernel_read(&self.twin, at, len)?;
-            let mut is = kernel_read(&self.look, at, len)?;
+            let mut is = kernel_read(&self.outside, at, len)?;
             is.resize(is.len().max(should.len()), 0);
             compare("on the disk, after a sync,", at, &is, &should)?;
             at += len as u64;
@@ -647,7 +647,7 @@ impl Pair {
         self.sync(by, Syncing::All)?;
         let range = self.range(at, len);
         let bytes = self.next_content(range.start, (range.end - range.start) as usize);
-        checked("a write from outside", self.look.write_all_at(&bytes, range.start))?;
+        checked("a write from outside", self.outside.write_all_at(&bytes, range.start))?;
         checked("revalidate", self.file(by).revalidate())?;
         self.wrote(range.start, &bytes)
     }
@@ -655,7 +655,7 @@ impl Pair {
     fn external_set_len(&mut self, by: u8, to: At) -> CheckResult {
         self.sync(by, Syncing::All)?;
         let to = self.position(to);
-        checked("set_len from outside", self.look.set_len(to))?;
+        checked("set_len from outside", self.outside.set_len(to))?;
         checked("revalidate", self.file(by).revalidate())?;
         self.was_set(to)
     }

@@ -191,7 +191,7 @@ pub enum Op {
     Forget {
         which: usize,
     },
-    Look {
+    Scan {
         at: u64,
         pages: u64,
     },
@@ -297,7 +297,7 @@ impl<const BITS: u32> Pair<BITS> {
                 self.mark_marked(at..=to, MarkCopy { have, give, max });
             }
             Op::Forget { which } => self.forget(which),
-            Op::Look { at, pages } => self.look(at, pages),
+            Op::Scan { at, pages } => self.scan(at, pages),
         }
     }
 
@@ -613,7 +613,7 @@ impl<const BITS: u32> Pair<BITS> {
     }
 
     /// Compares every kind of search, from `at` on, with a search by hand.
-    fn look(&self, at: u64, pages: u64) {
+    fn scan(&self, at: u64, pages: u64) {
         let tree = self.tree();
         let to = (at + pages).min(LAST);
         let meeting = self.twin.meeting(at, to + 1);
@@ -740,7 +740,7 @@ impl Iterator for Bytes<'_> {
             12 => Op::Unmark { at, mark: self.byte() % 3 },
             13 if what > 200 => Op::Split { at },
             13 => Op::Forget { which: usize::from(self.byte()) },
-            14 => Op::Look { at, pages: self.pages() },
+            14 => Op::Scan { at, pages: self.pages() },
             _ if what > 240 => Op::Revise { at, step: self.pages() % 70 + 1, fates: self.orders() },
             _ => Op::Budget { nodes: u64::from(self.byte() % 6) },
         })

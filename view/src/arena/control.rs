@@ -132,7 +132,7 @@ impl SaturatingCount {
     }
 }
 
-const LOOKS_AT_TIMES: u64 = 1;
+const CHECKS_TIMES: u64 = 1;
 const ANY_FILE_SYSTEM: u64 = 2;
 const PASS_IS_KERNELS: u64 = 4;
 
@@ -173,7 +173,7 @@ pub struct AttachPolicy {
     pub pass_is_kernels: bool,
     /// Whether files without a lease are served, with a look at their times before each read. If not, a descriptor that
     /// can write is not asked for: its file can have no lease while it is open.
-    pub looks_at_times: bool,
+    pub checks_times: bool,
     /// Whether files are served of whatever file system; else those of the list in [`super::file_systems`].
     pub any_file_system: bool,
 }
@@ -209,7 +209,7 @@ impl Control {
             large_bytes,
             credit_bytes,
             pass_is_kernels: rules & PASS_IS_KERNELS != 0,
-            looks_at_times: rules & LOOKS_AT_TIMES != 0,
+            checks_times: rules & CHECKS_TIMES != 0,
             any_file_system: rules & ANY_FILE_SYSTEM != 0,
         }
     }
@@ -253,11 +253,11 @@ impl Control {
     /// Says when viewers are to ask for files; they look at it each time.
     #[inline]
     pub fn set_attach_policy(&self, attach_policy: AttachPolicy) {
-        let AttachPolicy { large_bytes, credit_bytes, pass_is_kernels, looks_at_times, any_file_system } =
+        let AttachPolicy { large_bytes, credit_bytes, pass_is_kernels, checks_times, any_file_system } =
             attach_policy;
         let rules = [
             (pass_is_kernels, PASS_IS_KERNELS),
-            (looks_at_times, LOOKS_AT_TIMES),
+            (checks_times, CHECKS_TIMES),
             (any_file_system, ANY_FILE_SYSTEM),
         ];
         let rules = rules.iter().filter(|(is_set, _)| *is_set).map(|(_, bit)| bit).sum();

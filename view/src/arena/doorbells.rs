@@ -102,9 +102,9 @@ impl<const WORDS: usize> Doorbells<WORDS> {
         None
     }
 
-    /// Takes a request of a viewer of `among` whose doorbell is up, as `look` finds it at that viewer. Also whether
+    /// Takes a request of a viewer of `among` whose doorbell is up, as `find` finds it at that viewer. Also whether
     /// another one is left there: its doorbell is up again, and the caller wakes another worker.
-    pub fn take<Q>(&self, among: Range<usize>, mut look: impl FnMut(usize) -> Found<Q>) -> Option<(Q, bool)> {
+    pub fn take<Q>(&self, among: Range<usize>, mut find: impl FnMut(usize) -> Found<Q>) -> Option<(Q, bool)> {
         let mut from = among.start;
         while let Some(viewer) = self.next_up(from, among.end) {
             from = viewer + 1;
@@ -112,7 +112,7 @@ impl<const WORDS: usize> Doorbells<WORDS> {
             if !(if late { self.is_up(viewer) } else { self.take_down(viewer) }) {
                 continue; // another worker was faster
             }
-            let Found { request, more } = look(viewer);
+            let Found { request, more } = find(viewer);
             if late {
                 self.take_down(viewer);
             }
@@ -138,7 +138,7 @@ impl WatchedViewers {
     /// Looks at a viewer's futex, and has its doorbell put up if the number or `whose` has changed: the next viewer in
     /// a viewer slot may have asked as often as the one before. The number while which the watcher may sleep.
     #[inline]
-    pub fn look(&mut self, whose: u32, futex: &AtomicU32, put_up: impl FnOnce()) -> u32 {
+    pub fn check(&mut self, whose: u32, futex: &AtomicU32, put_up: impl FnOnce()) -> u32 {
         // Acquire, partner: the viewer's step of the futex, which its request precedes. SeqCst, partner: `wake_owner`
         // in the viewer.
         let now = futex.load(ordering(Mutant::DoorbellHeard, Ordering::SeqCst, Ordering::Relaxed));
@@ -174,9 +174,9 @@ mod tests {
         let doorbells = Doorbells::<2>::default();
         doorbells.put_up(5);
         doorbells.put_up(70);
-        let look = |viewer| Found { request: (viewer == 70).then_some(viewer), more: viewer == 5 };
-        assert_eq!(doorbells.take(0..128, look), Some((70, false)));
-        assert_eq!(doorbells.take(0..128, look), None);
+        let find = |viewer| Found { request: (viewer == 70).then_some(viewer), more: viewer == 5 };
+        assert_eq!(doorbells.take(0..128, find), Some((70, false)));
+        assert_eq!(doorbells.take(0..128, find), None);
         assert_eq!(
             doorbells.take(0..128, |viewer| Found { request: Some(viewer), more: true }),
             Some((5, true))
@@ -187,10 +187,10 @@ mod tests {
     #[test]
     fn a_watcher_puts_a_bell_up_for_each_change_and_at_first() {
         let (mut watched, futex, mut rings) = (WatchedViewers::default(), AtomicU32::new(7), 0);
-        let mut look = |whose| (watched.look(whose, &futex, || rings += 1), rings);
-        assert_eq!((look(1), look(1)), ((7, 1), (7, 1)));
+        let mut check = |whose| (watched.check(whose, &futex, || rings += 1), rings);
+        assert_eq!((check(1), check(1)), ((7, 1), (7, 1)));
         futex.store(8, Ordering::Relaxed);
-        assert_eq!((look(1), look(1)), ((8, 2), (8, 2)));
-        assert_eq!((look(2), look(2)), ((8, 3), (8, 3)), "the next viewer of the slot has asked as often");
+        assert_eq!((check(1), check(1)), ((8, 2), (8, 2)));
+        assert_eq!((check(2), check(2)), ((8, 3), (8, 3)), "the next viewer of the slot has asked as often");
     }
 }

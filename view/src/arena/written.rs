@@ -54,7 +54,7 @@ pub struct SequenceSnapshot(u32);
 
 /// The reader's first look at a page (q2); `None` if a writer is in it.
 #[inline]
-pub fn look(sequence: &AtomicU32) -> Option<SequenceSnapshot> {
+pub fn read_begin(sequence: &AtomicU32) -> Option<SequenceSnapshot> {
     // Acquire, partner: the Release in `leave`: a thread that sees the number sees all bytes written under it.
     let number = sequence.load(ordering(Mutant::PageAcquire, Ordering::Acquire, Ordering::Relaxed));
     (number & 1 == 0 || mutant(Mutant::PageOdd)).then_some(SequenceSnapshot(number))
@@ -103,7 +103,7 @@ pub fn enter(sequence: &AtomicU32) {
 pub fn leave(sequence: &AtomicU32) {
     let number = sequence.load(Ordering::Relaxed);
     let step = if mutant(Mutant::WriteOdd) { 2 } else { 1 };
-    // Release, partner: the Acquire in `look` and `has_no_writer`.
+    // Release, partner: the Acquire in `read_begin` and `has_no_writer`.
     sequence.store(
         number.wrapping_add(step),
         ordering(Mutant::WriteRelease, Ordering::Release, Ordering::Relaxed),
@@ -117,14 +117,14 @@ mod tests {
     #[test]
     fn a_page_is_refused_while_a_writer_is_in_it_and_changed_when_it_has_left() {
         let page = AtomicU32::new(0);
-        let before = look(&page).unwrap();
+        let before = read_begin(&page).unwrap();
         assert!(is_still(&page, before) && has_no_writer(&page));
         enter(&page);
-        assert_eq!(look(&page), None);
+        assert_eq!(read_begin(&page), None);
         assert!(!is_still(&page, before) && !has_no_writer(&page));
         leave(&page);
         assert!(!is_still(&page, before) && has_no_writer(&page));
-        let after = look(&page).unwrap();
+        let after = read_begin(&page).unwrap();
         assert!(is_still(&page, after));
     }
 
@@ -132,8 +132,8 @@ mod tests {
     fn the_sequence_wraps_and_stays_even() {
         let page = AtomicU32::new(u32::MAX - 1);
         enter(&page);
-        assert_eq!(look(&page), None);
+        assert_eq!(read_begin(&page), None);
         leave(&page);
-        assert_eq!(look(&page), Some(SequenceSnapshot(0)));
+        assert_eq!(read_begin(&page), Some(SequenceSnapshot(0)));
     }
 }

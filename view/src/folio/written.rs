@@ -17,14 +17,14 @@ use core::sync::atomic::AtomicU32;
 
 use super::copy;
 use crate::arena::GrownView;
-use crate::arena::written::{is_still, look};
+use crate::arena::written::{is_still, read_begin};
 use crate::units::{Frame, PAGE_SIZE};
 
 /// How often a page is tried to be copied without a lock.
 pub const TRIES: u32 = 3;
 /// How often, within a try, a page with a writer is looked at. With the pause between looks (some 40 cycles on
 /// processors of today, less on old ones) longer than it takes to write a page.
-const LOOKS: u32 = 64;
+const SPINS_MAX: u32 = 64;
 
 /// One try: copies `len` bytes of a page; whether they are of one moment.
 ///
@@ -32,7 +32,7 @@ const LOOKS: u32 = 64;
 /// As for [`copy::copy_out`], and the bytes are of the page whose sequence is given.
 #[inline]
 pub unsafe fn try_copy_page(sequence: &AtomicU32, from: *const u8, to: *mut u8, len: usize) -> bool {
-    let Some(seen) = look(sequence) else { return false };
+    let Some(seen) = read_begin(sequence) else { return false };
     // SAFETY: the caller's promise.
     unsafe { copy::copy_out(from, to, len) };
     is_still(sequence, seen)
@@ -45,8 +45,8 @@ pub unsafe fn try_copy_page(sequence: &AtomicU32, from: *const u8, to: *mut u8, 
 #[inline]
 pub unsafe fn copy_page(sequence: &AtomicU32, from: *const u8, to: *mut u8, len: usize) -> bool {
     (0..TRIES).any(|_| {
-        let mut looks = (0..LOOKS).take_while(|_| look(sequence).is_none());
-        looks.by_ref().for_each(|_| core::hint::spin_loop());
+        let mut spins = (0..SPINS_MAX).take_while(|_| read_begin(sequence).is_none());
+        spins.by_ref().for_each(|_| core::hint::spin_loop());
         // SAFETY: the caller's promise.
         unsafe { try_copy_page(sequence, from, to, len) }
     })

@@ -40,7 +40,7 @@ use super::{FoundFile, WantedBytes, end_within_page, page_of, written_page};
 /// The most reads that go side by side; more of them would push each other's lines out of the first cache.
 pub const GROUP_MAX: usize = 16;
 
-const LINES_AT_LOOK: usize = 4;
+const PREFETCHED_LINES: usize = 4;
 const LINE: usize = 64;
 
 /// One read of a group.
@@ -134,7 +134,7 @@ pub fn read_group(
     }
     let mut are_written = false;
     for ((ready, found), wanted) in ready.iter_mut().zip(&founds).zip(wanted.iter()) {
-        *ready = found.as_ref().and_then(|found| found.look(grown, wanted, &mut are_written)); // 4
+        *ready = found.as_ref().and_then(|found| found.begin(grown, wanted, &mut are_written)); // 4
     }
     let mut served = ServedSet::default();
     for (nth, (ready, wanted)) in ready.iter().zip(wanted.iter_mut()).enumerate() {
@@ -236,7 +236,7 @@ struct LocatedRead<'a> {
 impl<'a> LocatedRead<'a> {
     /// The first look. A written folio is noted in `are_written` and not ready here.
     #[inline]
-    fn look(
+    fn begin(
         &self,
         grown: GrownView<'a>,
         wanted: &BatchedRead<'_>,
@@ -248,7 +248,7 @@ impl<'a> LocatedRead<'a> {
             // The one wanted page has arrived, or none has.
             Err(NotReady::Filling) => {
                 let file = FoundFile { grown, record: self.record, id: wanted.id };
-                file.look_partial(self.descriptor, self.frame, index).ok()?.0
+                file.begin_partial(self.descriptor, self.frame, index).ok()?.0
             }
             Err(NotReady::Mismatch) => return None,
             Err(NotReady::Written) => {
@@ -262,7 +262,7 @@ impl<'a> LocatedRead<'a> {
         let page = page_of(grown, self.frame, stamp, index)?;
         let in_page = wanted.bytes.position as usize % PAGE_SIZE;
         let from = page.wrapping_add(in_page).cast_const();
-        for at in (0..wanted.bytes.len).step_by(LINE).take(LINES_AT_LOOK) {
+        for at in (0..wanted.bytes.len).step_by(LINE).take(PREFETCHED_LINES) {
             fetch_line(from.wrapping_add(at));
         }
         let &Self { record, end, frame, descriptor } = self;
@@ -284,7 +284,7 @@ struct ReadyRead<'a> {
 impl ReadyRead<'_> {
     #[inline]
     fn copy(&self, grown: GrownView<'_>, wanted: &mut BatchedRead<'_>) -> bool {
-        // SAFETY: the source lies within a grown frame, as `look` and `end_within_page` saw; the destination is
+        // SAFETY: the source lies within a grown frame, as `begin` and `end_within_page` saw; the destination is
         // the caller's, by the promise that made `wanted`.
         unsafe { copy_out(self.from, wanted.bytes.to, wanted.bytes.len) };
         let file = FoundFile { grown, record: self.record, id: wanted.id };

@@ -68,7 +68,7 @@ pub fn resident(file: FileView<'_>, range: Range<u64>, mut each: impl FnMut(Rang
 fn ready_pages(file: FoundFile<'_>, index: PageIndex) -> u32 {
     let Kind::Folio(number) = find(&file.grown, file.record, index).kind() else { return 0 };
     let Some(descriptor) = file.grown.descriptor(Frame(number)) else { return 0 };
-    match file.look_partial(descriptor, Frame(number), index) {
+    match file.begin_partial(descriptor, Frame(number), index) {
         Ok((stamp, pages)) if file.is_still(descriptor, stamp, index.first_byte()) => pages,
         _ => 0,
     }

@@ -258,7 +258,7 @@ fn page_of(grown: GrownView<'_>, frame: Frame, stamp: FolioStamp, index: PageInd
 impl FoundFile<'_> {
     /// The first look at a folio that is being filled: its stamp, and how many pages from `index` on have arrived, at
     /// least one.
-    fn look_partial(
+    fn begin_partial(
         self,
         descriptor: &Descriptor,
         frame: Frame,
@@ -421,7 +421,7 @@ impl Reader<'_> {
                         Err(NotReady::Filling) => return Err(HitStop::Filling),
                         Err(NotReady::Written) => return Err(HitStop::Writing),
                         Err(NotReady::Mismatch) => {
-                            len = self.look_again(position, len)?;
+                            len = self.retry(position, len)?;
                             continue;
                         }
                     }
@@ -442,14 +442,14 @@ impl Reader<'_> {
             if let Some(read) = read {
                 return Ok(read);
             }
-            len = self.look_again(position, len)?;
+            len = self.retry(position, len)?;
         }
         Err(HitStop::Absent)
     }
 
     /// Back to 2 from 5: how many of `len` bytes at `position` the file has now.
     #[cold]
-    fn look_again(&mut self, position: u64, len: usize) -> Result<usize, HitStop> {
+    fn retry(&mut self, position: u64, len: usize) -> Result<usize, HitStop> {
         self.finder.reset();
         let size = self.file.record.size.load(Ordering::Acquire); // partner: as at 1
         self.want = self.want.min(size.saturating_sub(self.position) as usize);
@@ -515,10 +515,10 @@ impl Reader<'_> {
         WantedBytes { position, to, len }: WantedBytes,
     ) -> Result<FolioRead, NotReady> {
         let index = PageIndex::of_byte(position);
-        let (stamp, pages) = match self.file.look_partial(folio.descriptor, folio.frame, index) {
+        let (stamp, pages) = match self.file.begin_partial(folio.descriptor, folio.frame, index) {
             // It has been filled meanwhile, and written.
             Err(NotReady::Written) => return Err(NotReady::Mismatch),
-            looked => looked?,
+            begun => begun?,
         };
         let inside = (position - stamp.first.first_byte()) as usize;
         let bytes = len.min(pages as usize * PAGE_SIZE - inside % PAGE_SIZE);

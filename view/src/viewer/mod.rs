@@ -58,7 +58,7 @@ pub const LONG_MILLIS_MAX: u32 = 2000;
 /// How long the heartbeat of a working owner stands still at most, in milliseconds: some beats.
 const STILL_MILLIS_MAX: u64 = 300;
 /// How often, in milliseconds, a waiter checks whether the owner still lives.
-const LOOK_MILLIS: u32 = 100;
+const CHECK_MILLIS: u32 = 100;
 /// How often a waiter looks before it sleeps: about the time the two system calls of a sleep take.
 const SPINS: u32 = 400;
 /// Slots that hints may take: a viewer that has to wait for bytes always finds one that no hint is in.
@@ -422,10 +422,10 @@ impl Viewer {
     pub unsafe fn read_uncached(&self, file: &ViewedFile<'_>, wanted: WantedBytes) -> ReadOutcome {
         let met = Cell::new(false);
         // SAFETY: the caller's promise, for each part of the range.
-        let look = |wanted| unsafe { self.read_passing(file, wanted, &met) };
-        let first = look(wanted);
+        let read = |wanted| unsafe { self.read_passing(file, wanted, &met) };
+        let first = read(wanted);
         // SAFETY: the caller's promise.
-        let outcome = unsafe { self.ask_on((file, UNCACHED), wanted, first, look) };
+        let outcome = unsafe { self.ask_on((file, UNCACHED), wanted, first, read) };
         if outcome.asked > 0 || met.get() {
             self.suggest(file, Advice::Passed, wanted.position, outcome.bytes as u64);
         }
@@ -493,12 +493,12 @@ impl Viewer {
     #[cold]
     unsafe fn read_asking(&self, file: &ViewedFile<'_>, wanted: WantedBytes, hit: Hit) -> ReadOutcome {
         // SAFETY: the caller's promise, for each part of the range.
-        let look = |wanted| unsafe { self.read_cached(file, wanted) };
+        let read = |wanted| unsafe { self.read_cached(file, wanted) };
         // SAFETY: the caller's promise.
-        unsafe { self.ask_on((file, 0), wanted, (hit.bytes, hit.stopped), look) }
+        unsafe { self.ask_on((file, 0), wanted, (hit.bytes, hit.stopped), read) }
     }
 
-    /// Asks and looks again, by `look`, until the wanted bytes are there or something ends it. The bits beside the file
+    /// Asks and looks again, by `read`, until the wanted bytes are there or something ends it. The bits beside the file
     /// are added to the lengths that are asked for.
     ///
     /// # Safety
@@ -508,7 +508,7 @@ impl Viewer {
         (file, bits): (&ViewedFile<'_>, u64),
         WantedBytes { position, to, len }: WantedBytes,
         (mut bytes, mut stopped): (usize, HitStop),
-        look: impl Fn(WantedBytes) -> (usize, HitStop),
+        read: impl Fn(WantedBytes) -> (usize, HitStop),
     ) -> ReadOutcome {
         let (mut asked, mut fruitless) = (0, 0);
         let end = loop {
@@ -529,7 +529,7 @@ impl Viewer {
             }
             // SAFETY: `bytes < len`, or nothing would be missing.
             let rest = WantedBytes { position: at, to: unsafe { to.add(bytes) }, len: left };
-            let (more, next) = look(rest);
+            let (more, next) = read(rest);
             fruitless = if more == 0 { fruitless + 1 } else { 0 };
             (bytes, stopped) = (bytes + more, next);
         };
@@ -772,7 +772,7 @@ impl Viewer {
                 return self.give_up(slot, error, still);
             }
             // An owner that ends wakes all sleepers, unless it was killed: hence the checks.
-            sys::futex_wait(&slot.state, now, left.min(LOOK_MILLIS));
+            sys::futex_wait(&slot.state, now, left.min(CHECK_MILLIS));
         }
     }
 

@@ -93,7 +93,7 @@ impl Vm {
                 self.supply_demand(FaultedPage { at, page, since }, run, common)
             }
             PageNeed::Zeros { address, bytes } => self.zeros(at, address..address + bytes, page),
-            PageNeed::Look { address, bytes } => {
+            PageNeed::CheckPresent { address, bytes } => {
                 self.count(|counters| counters.faults_present += 1);
                 self.zeros(at, address..address + bytes, page)
             }
@@ -287,7 +287,7 @@ impl Vm {
         let run = match pages.need(page, common.run_bytes) {
             PageNeed::Supply(run) => run,
             // It was mapped. It was given back without an event, or another thread was faster.
-            PageNeed::Look { address, bytes } | PageNeed::Zeros { address, bytes } => {
+            PageNeed::CheckPresent { address, bytes } | PageNeed::Zeros { address, bytes } => {
                 self.count(|counters| counters.faults_present += 1);
                 return self.spaces[at].give(address..address + bytes, page, Uffd::resume);
             }

@@ -110,20 +110,21 @@ fn one_by_one(
     places: Places,
     read: impl Fn(&mut [u8], u64) -> Result<usize, Unmeasured>,
 ) -> Result<(), Unmeasured> {
-    let (bytes, mut look, mut buffer) = (places.bytes(), FirstWords::default(), HugeMemory::new(PAGE)?);
+    let (bytes, mut first_words, mut buffer) =
+        (places.bytes(), FirstWords::default(), HugeMemory::new(PAGE)?);
     for place in places {
         let bytes = read(&mut buffer, place)?;
-        look.at(&buffer[..bytes], place);
+        first_words.at(&buffer[..bytes], place);
     }
-    look.expect(bytes)
+    first_words.expect(bytes)
 }
 
 fn raw(target: &Target, mut places: Places) -> Result<Option<u64>, Unmeasured> {
-    let (bytes, mut look) = (places.bytes(), FirstWords::default());
+    let (bytes, mut first_words) = (places.bytes(), FirstWords::default());
     let file = target.scratch.open_direct()?;
     let reader = RawReader::new(&file, PAGE, DEPTH).map_err(|error| no_ring(&error))?;
-    reader.read_all(|| places.next(), |bytes, place| look.at(bytes, place))?;
-    look.expect(bytes)?;
+    reader.read_all(|| places.next(), |bytes, place| first_words.at(bytes, place))?;
+    first_words.expect(bytes)?;
     Ok(None)
 }
 

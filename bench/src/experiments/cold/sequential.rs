@@ -140,45 +140,45 @@ fn read_all(
     bytes: usize,
     read: impl Fn(&mut [u8], u64) -> Result<usize, Unmeasured>,
 ) -> Result<(), Unmeasured> {
-    let (mut buffer, mut position, mut look) = (HugeMemory::new(bytes)?, 0, FirstWords::default());
+    let (mut buffer, mut position, mut first_words) = (HugeMemory::new(bytes)?, 0, FirstWords::default());
     while let bytes @ 1.. = read(&mut buffer, position)? {
-        look.at(&buffer[..bytes], position);
+        first_words.at(&buffer[..bytes], position);
         position += bytes as u64;
     }
-    look.expect(target.scratch.bytes())
+    first_words.expect(target.scratch.bytes())
 }
 
 fn pinned(target: &Target, bytes: usize) -> Result<Option<u64>, Unmeasured> {
     let cached = target.cached(target.memory_mib << 20)?;
-    let (mut position, mut look) = (0, FirstWords::default());
+    let (mut position, mut first_words) = (0, FirstWords::default());
     loop {
         let pinned = cached.file.pin(position, bytes)?;
         if pinned.is_empty() {
             break;
         }
         for chunk in pinned.chunks() {
-            look.at(chunk, position);
+            first_words.at(chunk, position);
             position += chunk.len() as u64;
         }
     }
-    look.expect(target.scratch.bytes())?;
+    first_words.expect(target.scratch.bytes())?;
     Ok(cached.device_bytes())
 }
 
 fn mapped(target: &Target) -> Result<Option<u64>, Unmeasured> {
     let mapped = Mapped::new(&target.open()?, target.scratch.bytes() as usize)?;
-    let mut look = FirstWords::default();
-    look.at(&mapped, 0);
-    look.expect(target.scratch.bytes())?;
+    let mut first_words = FirstWords::default();
+    first_words.at(&mapped, 0);
+    first_words.expect(target.scratch.bytes())?;
     Ok(None)
 }
 
 fn raw(target: &Target) -> Result<Option<u64>, Unmeasured> {
-    let (file, mut look) = (target.scratch.open_direct()?, FirstWords::default());
+    let (file, mut first_words) = (target.scratch.open_direct()?, FirstWords::default());
     let mut places = (0..target.scratch.bytes()).step_by(LARGE);
     let reader = RawReader::new(&file, LARGE, RAW_DEPTH).map_err(|error| no_ring(&error))?;
-    reader.read_all(|| places.next(), |bytes, position| look.at(bytes, position))?;
-    look.expect(target.scratch.bytes())?;
+    reader.read_all(|| places.next(), |bytes, position| first_words.at(bytes, position))?;
+    first_words.expect(target.scratch.bytes())?;
     Ok(None)
 }
 

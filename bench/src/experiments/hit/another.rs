@@ -177,12 +177,12 @@ fn after_all(
     reads: u64,
     seed: u64,
 ) -> Result<f64, Unmeasured> {
-    let (mut piece, mut look) = (vec![0; 1 << 20], FirstWords::default());
+    let (mut piece, mut first_words) = (vec![0; 1 << 20], FirstWords::default());
     for position in (0..bytes).step_by(piece.len()) {
         let came = read(&mut piece, position)?;
-        look.at(&piece[..came], position);
+        first_words.at(&piece[..came], position);
     }
-    look.expect(bytes)?;
+    first_words.expect(bytes)?;
     cpu_ns(|page, position| read(page, position), bytes, reads, seed)
 }
 

@@ -121,9 +121,9 @@ impl Data {
             let beside = std::env::current_exe()?.parent().map(|folder| folder.join(DUCKDB));
             let ours = beside.filter(|path| path.exists()).map(|path| path.display().to_string());
             let python = ours.map_or_else(|| self.python(), Ok)?;
-            let mut look = Command::new(&python);
-            look.args(["-c", "import duckdb"]);
-            finish(look, self.path()).map_err(|_| {
+            let mut probe = Command::new(&python);
+            probe.args(["-c", "import duckdb"]);
+            finish(probe, self.path()).map_err(|_| {
                 Unmeasured::Missing(
                     "there is no duckdb beside this program or in python3; scripts/setup installs it"
                         .to_owned(),

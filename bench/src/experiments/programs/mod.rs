@@ -46,7 +46,7 @@ use crate::harness::{Alternative, Case, Extent, Metric, Settings, Unmeasured};
 use data::Data;
 use list::{PROGRAMS, Program};
 pub use turn::{JOB, work};
-use turn::{OutputCheck, ProgramRun, run_and_look};
+use turn::{OutputCheck, ProgramRun, run_and_parse};
 
 const OPERATIONS: &str = "operations";
 const TIME: &str = "time";
@@ -268,7 +268,7 @@ impl Plan {
     }
 
     fn whole(&self, command: Command) -> Result<ProgramRun, Unmeasured> {
-        let turn = run_and_look(command, self.program.says)?;
+        let turn = run_and_parse(command, self.program.says)?;
         self.check(turn)
     }
 

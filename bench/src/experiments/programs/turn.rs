@@ -61,7 +61,7 @@ impl OutputCheck {
 
     /// Operations per second, if the output tells them, and a checksum of the rest; `None` if the output has another
     /// form.
-    fn look(self, output: &[u8]) -> Option<(f64, u64)> {
+    fn parse(self, output: &[u8]) -> Option<(f64, u64)> {
         let text = || String::from_utf8_lossy(output).into_owned();
         match self {
             Self::Output => Some((f64::NAN, sum(output))),
@@ -150,11 +150,11 @@ pub fn work(task: &WorkerTask) -> Result<Answer, Unmeasured> {
         command
     };
     for _ in 0..task.number(BEFORE)? {
-        run_and_look(command(), says)?;
+        run_and_parse(command(), says)?;
         wait_until_idle(owner_ns);
     }
     let owner = owner_ns();
-    let turn = run_and_look(command(), says)?;
+    let turn = run_and_parse(command(), says)?;
     let owner_seconds = (owner_ns() - owner) / 1e9;
     Ok(ProgramRun { cpu_seconds: turn.cpu_seconds + owner_seconds, ..turn }.answer())
 }
@@ -181,7 +181,7 @@ pub fn plain(command: &mut Command) {
     command.stdin(Stdio::null());
 }
 
-pub fn run_and_look(mut command: Command, says: OutputCheck) -> Result<ProgramRun, Unmeasured> {
+pub fn run_and_parse(mut command: Command, says: OutputCheck) -> Result<ProgramRun, Unmeasured> {
     let program = command.get_program().display().to_string();
     let missing = |error| {
         Unmeasured::Missing(format!(
@@ -198,7 +198,7 @@ pub fn run_and_look(mut command: Command, says: OutputCheck) -> Result<ProgramRu
         let last = wrong.trim_end().rsplit(['\n', '\r']).next().unwrap_or_default();
         return Err(Unmeasured::Failed(format!("{program} ended with {status}: {last}")));
     }
-    let (operations, said) = says.look(&output).ok_or_else(|| {
+    let (operations, said) = says.parse(&output).ok_or_else(|| {
         let output = String::from_utf8_lossy(&output);
         Unmeasured::Failed(format!("what {program} printed is not understood:\n{output}{wrong}"))
     })?;
@@ -234,21 +234,21 @@ mod tests {
     #[test]
     fn fio_and_db_bench_are_understood() {
         let line = "note\n3;fio-3.33;x;0;0;24576;18660;4665;1317;0\n";
-        let (operations, said) = OutputCheck::Fio.look(line.as_bytes()).expect("it is fio's");
+        let (operations, said) = OutputCheck::Fio.parse(line.as_bytes()).expect("it is fio's");
         assert_eq!(operations, 4665.0);
         let slower = line.replace("18660;4665;1317", "9330;2332;2634");
-        assert_eq!(OutputCheck::Fio.look(slower.as_bytes()), Some((2332.0, said)));
+        assert_eq!(OutputCheck::Fio.parse(slower.as_bytes()), Some((2332.0, said)));
         let wrong = line.replace("x;0;0;24576", "x;0;84;14172");
-        assert_ne!(OutputCheck::Fio.look(wrong.as_bytes()).expect("it is fio's").1, said);
-        assert_eq!(OutputCheck::Fio.look(b"fio: no such file\n"), None);
+        assert_ne!(OutputCheck::Fio.parse(wrong.as_bytes()).expect("it is fio's").1, said);
+        assert_eq!(OutputCheck::Fio.parse(b"fio: no such file\n"), None);
 
         let line = "readrandom   :  10.1 micros/op 196858 ops/sec 0.1 seconds 20000 operations; 1 MB/s (7 of 9 found)";
         let says = OutputCheck::DbBench("readrandom");
-        let (operations, said) = says.look(line.as_bytes()).expect("it is db_bench's");
+        let (operations, said) = says.parse(line.as_bytes()).expect("it is db_bench's");
         assert_eq!(operations, 196_858.0);
-        assert_eq!(says.look(line.replace("196858", "5").as_bytes()), Some((5.0, said)));
-        assert_ne!(says.look(line.replace("7 of", "8 of").as_bytes()).expect("it is").1, said);
-        assert_eq!(OutputCheck::DbBench("readseq").look(line.as_bytes()), None);
+        assert_eq!(says.parse(line.replace("196858", "5").as_bytes()), Some((5.0, said)));
+        assert_ne!(says.parse(line.replace("7 of", "8 of").as_bytes()).expect("it is").1, said);
+        assert_eq!(OutputCheck::DbBench("readseq").parse(line.as_bytes()), None);
     }
 
     #[test]
@@ -278,12 +278,12 @@ mod tests {
         let mut command = Command::new("sh");
         command.args(["-c", "head -c 1000000 /dev/zero | wc -c; exit 0"]);
         plain(&mut command);
-        let turn = run_and_look(command, OutputCheck::Output).expect("it runs");
+        let turn = run_and_parse(command, OutputCheck::Output).expect("it runs");
         assert!(turn.read_bytes.is_none_or(|bytes| bytes >= 2_000_000), "{turn:?}");
         assert_eq!(turn.said, sum(b"1000000\n".as_slice()));
         let mut command = Command::new("sh");
         command.args(["-c", "echo why >&2; exit 3"]);
-        let wrong = run_and_look(command, OutputCheck::Output).expect_err("it failed").to_string();
+        let wrong = run_and_parse(command, OutputCheck::Output).expect_err("it failed").to_string();
         assert!(wrong.contains("why") && wrong.contains('3'), "{wrong}");
     }
 }

@@ -200,7 +200,7 @@ impl Shadows {
         let node = self.node[page as usize] as usize;
         self.live[node] += 1;
         self.remembered[node] -= u32::from(self.memory[page as usize].take().is_some());
-        self.look_at(node);
+        self.update_node(node);
     }
 
     fn leave(&mut self, page: u32, memory: Option<ShadowInfo>) {
@@ -208,7 +208,7 @@ impl Shadows {
         self.live[node] -= 1;
         self.remembered[node] += u32::from(memory.is_some());
         self.memory[page as usize] = memory;
-        self.look_at(node);
+        self.update_node(node);
         while self.alone > self.alone_max {
             let (node, entry) = self.order.pop_front().expect("there are more than none");
             if self.entry[node as usize] == entry {
@@ -218,7 +218,7 @@ impl Shadows {
     }
 
     /// Updates whether the node, which has changed, holds only shadows.
-    fn look_at(&mut self, node: usize) {
+    fn update_node(&mut self, node: usize) {
         let is_alone = self.live[node] == 0 && self.remembered[node] > 0;
         if is_alone && self.entry[node] == 0 {
             self.entries += 1;
@@ -235,6 +235,6 @@ impl Shadows {
         let pages = self.first[node] as usize..self.first[node + 1] as usize;
         self.memory[pages].fill(None);
         self.remembered[node] = 0;
-        self.look_at(node);
+        self.update_node(node);
     }
 }

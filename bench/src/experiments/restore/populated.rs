@@ -125,12 +125,12 @@ impl Snapshot {
                 "only {came} of {bytes} bytes came into the guest's memory"
             )));
         }
-        let (mut buffer, mut look) = (vec![0; STEP], FirstWords::default());
+        let (mut buffer, mut first_words) = (vec![0; STEP], FirstWords::default());
         for position in (0..bytes).step_by(STEP) {
             let found = memory.read_at(&mut buffer, position)?;
-            look.at(&buffer[..found], position);
+            first_words.at(&buffer[..found], position);
         }
-        look.expect(bytes)?;
+        first_words.expect(bytes)?;
         Ok(spent)
     }
 }

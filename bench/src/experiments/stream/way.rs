@@ -73,13 +73,13 @@ impl Streams {
     }
 
     pub fn read(&self, path: &Path, range: Range<u64>, seen: impl Fn(u64)) -> Result<(), Unmeasured> {
-        let mut look = FirstWords::default();
+        let mut first_words = FirstWords::default();
         match self.way {
             Way::Ours | Way::Plain => {
                 let file = self.opened(path)?;
                 let read = |buffer: &mut [u8], at| Ok(file.read_at(buffer, at)?);
                 self.in_blocks(range.clone(), read, |bytes, at| {
-                    look.at(bytes, at);
+                    first_words.at(bytes, at);
                     seen(bytes.len() as u64);
                 })?;
             }
@@ -89,7 +89,7 @@ impl Streams {
                 while at < end {
                     let pinned = file.pin(at, self.block.min((end - at) as usize))?;
                     for chunk in pinned.chunks() {
-                        look.at(chunk, at);
+                        first_words.at(chunk, at);
                         at += chunk.len() as u64;
                         seen(chunk.len() as u64);
                     }
@@ -103,7 +103,7 @@ impl Streams {
                 let flags = if self.way == Way::DontCache { DONTCACHE } else { ReadWriteFlags::empty() };
                 let read = |buffer: &mut [u8], at| kernel_read(&file, buffer, at, flags);
                 self.in_blocks(range.clone(), read, |bytes, at| {
-                    look.at(bytes, at);
+                    first_words.at(bytes, at);
                     seen(bytes.len() as u64);
                 })?;
             }
@@ -115,13 +115,13 @@ impl Streams {
                 raw.read_all(
                     || places.next(),
                     |bytes, at| {
-                        look.at(bytes, at);
+                        first_words.at(bytes, at);
                         seen(bytes.len() as u64);
                     },
                 )?;
             }
         }
-        look.expect(range.end - range.start)
+        first_words.expect(range.end - range.start)
     }
 
     /// The file for one of Quinion's ways: uncached, but for a plain stream.

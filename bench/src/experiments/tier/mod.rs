@@ -168,10 +168,10 @@ fn contents() -> Vec<Vec<u8>> {
 
 /// Whether `bytes` begin and end as the entry does, and are as long.
 fn is_entry(bytes: &[u8], content: &[u8]) -> bool {
-    const LOOK: usize = 64;
+    const EDGE_BYTES: usize = 64;
     bytes.len() == content.len()
-        && bytes[..LOOK] == content[..LOOK]
-        && bytes.ends_with(&content[ENTRY_BYTES - LOOK..])
+        && bytes[..EDGE_BYTES] == content[..EDGE_BYTES]
+        && bytes.ends_with(&content[ENTRY_BYTES - EDGE_BYTES..])
 }
 
 fn wrong(number: u64, why: &dyn std::fmt::Display) -> Unmeasured {

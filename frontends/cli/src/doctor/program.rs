@@ -7,7 +7,7 @@
 //!                         `--- nothing is served
 //! ```
 //!
-//! The verdict uses the same parts as `run` itself, [`run::look_at`] and the scan for system calls, so the two cannot
+//! The verdict uses the same parts as `run` itself, [`run::classify`] and the scan for system calls, so the two cannot
 //! disagree about a file.
 
 use std::ffi::OsStr;
@@ -81,7 +81,7 @@ fn inspect_one(name: &OsStr) -> Result<ProgramInspection, String> {
     let Some(path) = chain.last() else {
         return Err(format!("{named} is not a file; name a program that can be run"));
     };
-    let kind = run::look_at(name);
+    let kind = run::classify(name);
     if kind == Kind::Unknown && !is_unreadable(path) {
         let path = run::quoted(path);
         return Err(format!(

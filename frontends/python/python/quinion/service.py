@@ -19,7 +19,7 @@ __all__ = ["ensure", "is_served"]
 
 _FIRST_SECONDS = 30.0
 """So long is waited for the first client, which comes as soon as its process has a turn."""
-_LOOK_SECONDS = 1.0
+_CHECK_SECONDS = 1.0
 _START_SECONDS = 5.0
 _PAUSE_SECONDS = 0.05
 
@@ -85,7 +85,7 @@ def _is_there(name: str) -> bool:
 def _serve_until_idle(server: Server, idle: float) -> None:
     until = time.monotonic() + max(idle, _FIRST_SECONDS)
     while time.monotonic() < until:
-        time.sleep(max(_PAUSE_SECONDS, min(_LOOK_SECONDS, idle)))
+        time.sleep(max(_PAUSE_SECONDS, min(_CHECK_SECONDS, idle)))
         if server.stats()["clients"] > 0:
             until = time.monotonic() + idle
 

@@ -1,5 +1,5 @@
-//! Hung looks: a file system that answers no look at a file's times, as one of a network does whose server is gone,
-//! holds up the users of its own files, and no other thread.
+//! Hung revalidations: a file system that answers no look at a file's times, as one of a network does whose server is
+//! gone, holds up the users of its own files, and no other thread.
 //!
 //! ```text
 //!   who looks at a file               for whom                          what may hang with it
@@ -33,25 +33,25 @@ use quinion_testing::fixtures::writeback::{ALL, Opened, WritebackFixture};
 const PAGE: usize = 4096;
 /// No step takes so long where nothing hangs.
 const BOUND: Duration = Duration::from_secs(10);
-/// The most looks before flushes that may be queued for one device.
-const LOOKS_BEFORE_MAX: u64 = 64;
+/// The most revalidations before flushes that may be queued for one device.
+const REVALIDATIONS_BEFORE_MAX: u64 = 64;
 
 /// A file whose attributes are kept back while it hangs. Its bytes come and go all the same.
 #[derive(Debug)]
-struct HangingLooks<B> {
+struct HangingRevalidations<B> {
     inner: B,
     device: u64,
     is_hung: AtomicBool,
     /// Whether the call that hands it flushes waits, too.
     is_stuck: AtomicBool,
-    /// Looks that are kept back.
-    looks: AtomicU64,
+    /// Revalidations that are kept back.
+    revalidations: AtomicU64,
 }
 
-impl<B> HangingLooks<B> {
+impl<B> HangingRevalidations<B> {
     fn new(inner: B, device: u64) -> Arc<Self> {
         let [is_hung, is_stuck] = [false, false].map(AtomicBool::new);
-        Arc::new(Self { inner, device, is_hung, is_stuck, looks: AtomicU64::new(0) })
+        Arc::new(Self { inner, device, is_hung, is_stuck, revalidations: AtomicU64::new(0) })
     }
     fn hang(&self) {
         self.is_hung.store(true, Ordering::Relaxed);
@@ -60,12 +60,12 @@ impl<B> HangingLooks<B> {
         self.is_hung.store(false, Ordering::Relaxed);
         self.is_stuck.store(false, Ordering::Relaxed);
     }
-    fn looks(&self) -> u64 {
-        self.looks.load(Ordering::Relaxed)
+    fn revalidations(&self) -> u64 {
+        self.revalidations.load(Ordering::Relaxed)
     }
 }
 
-impl<B: Backend> Backend for HangingLooks<B> {
+impl<B: Backend> Backend for HangingRevalidations<B> {
     fn name(&self) -> &'static str {
         "hanging looks"
     }
@@ -74,7 +74,7 @@ impl<B: Backend> Backend for HangingLooks<B> {
     }
     fn attributes(&self) -> io::Result<Attributes> {
         if self.is_hung.load(Ordering::Relaxed) {
-            self.looks.fetch_add(1, Ordering::Relaxed);
+            self.revalidations.fetch_add(1, Ordering::Relaxed);
             until("an answer", Duration::MAX, || !self.is_hung.load(Ordering::Relaxed));
         }
         let known = self.inner.attributes()?;
@@ -155,7 +155,7 @@ fn a_hung_look_holds_up_no_write_back_of_others() {
     let cache = Cache::builder().memory(Cache::MEMORY_MIN).writeback(options).build().unwrap();
     let write = OpenOptions::new().write(true).to_owned();
     let hung_files = [1000, 1000, 1000, 1001].map(|device| {
-        let device = HangingLooks::new(memory(64), device);
+        let device = HangingRevalidations::new(memory(64), device);
         let file = cache.open_backend_with(Arc::clone(&device) as _, &write).unwrap();
         (device, file)
     });
@@ -165,7 +165,7 @@ fn a_hung_look_holds_up_no_write_back_of_others() {
         device.hang();
         file.write_all_at(&[8; 3 * PAGE], 0).unwrap();
     }
-    until("a look", BOUND, || hung_files.iter().any(|(device, _)| device.looks() > 0));
+    until("a look", BOUND, || hung_files.iter().any(|(device, _)| device.revalidations() > 0));
     healthy_file.write_all_at(&[9; 100], 0).unwrap();
     let began = Instant::now();
     while healthy.writes() == 0 && began.elapsed() < BOUND {
@@ -189,7 +189,7 @@ fn a_hung_look_holds_up_no_write_back_of_others() {
 #[test]
 fn a_thread_that_starts_write_back_waits_for_no_look() {
     let fixture = WritebackFixture::new(by_hand());
-    let hung = HangingLooks::new(memory(64), 1000);
+    let hung = HangingRevalidations::new(memory(64), 1000);
     let file = fixture.open(1, Arc::clone(&hung) as _);
     file.write(0..4, 1);
     hung.hang();
@@ -198,11 +198,11 @@ fn a_thread_that_starts_write_back_waits_for_no_look() {
         fixture.writeback.start(&file.mapping, ALL);
         fixture.writeback.write_for_reclaim();
         assert_eq!(file.dirty(), 4, "nothing is written without a look");
-        assert_eq!(fixture.writeback.looks_before(), 1, "memory may come of it");
+        assert_eq!(fixture.writeback.revalidations_before(), 1, "memory may come of it");
     };
     assert!(ends_in_time(start, || hung.answer()), "it waits for a look");
     until("its write-back", BOUND, || {
-        file.dirty() + file.under_way() == 0 && fixture.writeback.looks_before() == 0
+        file.dirty() + file.under_way() == 0 && fixture.writeback.revalidations_before() == 0
     });
     file.mapping.check().unwrap();
 }
@@ -217,7 +217,7 @@ fn the_leader_of_a_ring_waits_for_no_look() {
     let fixture = WritebackFixture::with_wait_queue(wait_queue, by_hand());
     let new = OpenForWrite { creation: Creation::MustBeNew, start: InitialContent::Kept, mode: 0o644 };
     let open = |name: &str| engine.open_for_writing(folder.path().join(name), new).unwrap();
-    let hung = HangingLooks::new(open("hung"), 1000);
+    let hung = HangingRevalidations::new(open("hung"), 1000);
     let file = fixture.open(1, Arc::clone(&hung) as _);
     let healthy = fixture.open(2, Arc::new(open("healthy")));
     [&file, &healthy].iter().for_each(|file| file.set_size(64 * PAGE as u64));
@@ -241,13 +241,13 @@ fn the_leader_of_a_ring_waits_for_no_look() {
 /// A look counts, however long it took.
 fn patient() -> WritebackFixture {
     let fixture = WritebackFixture::new(by_hand());
-    fixture.writeback.set_look_max(Duration::MAX);
+    fixture.writeback.set_revalidation_max(Duration::MAX);
     fixture
 }
 
 /// A file with pages on their way to a device that is paused, and their look before over.
 struct FlushedFile<'s> {
-    device: Arc<HangingLooks<SimulatedBackend>>,
+    device: Arc<HangingRevalidations<SimulatedBackend>>,
     content: Arc<MemoryFile>,
     file: Opened<'s>,
 }
@@ -255,7 +255,7 @@ struct FlushedFile<'s> {
 fn flushed(fixture: &WritebackFixture, number: u32) -> FlushedFile<'_> {
     let content = Arc::new(memory(64));
     let simulated = SimulatedBackend::of_memory(Arc::clone(&content), Faults::default());
-    let device = HangingLooks::new(simulated, 1000);
+    let device = HangingRevalidations::new(simulated, 1000);
     let file = fixture.open(number, Arc::clone(&device) as _);
     device.inner.pause();
     file.write(0..4, 1);
@@ -265,14 +265,14 @@ fn flushed(fixture: &WritebackFixture, number: u32) -> FlushedFile<'_> {
 }
 
 /// Files of the device of [`flushed`] whose looks after their flushes hang, one on each thread for such looks.
-fn with_hung_looks_after(fixture: &WritebackFixture) -> Vec<FlushedFile<'_>> {
+fn with_hung_revalidations_after(fixture: &WritebackFixture) -> Vec<FlushedFile<'_>> {
     let hung: Vec<_> = (100..104).map(|number| flushed(fixture, number)).collect();
     for FlushedFile { device, file, .. } in &hung {
         device.hang();
         device.inner.resume();
         fixture.wait_queue.wait(&**device, &mut || file.under_way() == 0);
     }
-    until("their looks", BOUND, || hung.iter().all(|hung| hung.device.looks() > 0));
+    until("their looks", BOUND, || hung.iter().all(|hung| hung.device.revalidations() > 0));
     hung
 }
 
@@ -281,13 +281,13 @@ fn answer_all(files: &[FlushedFile<'_>]) {
 }
 
 fn is_known(FlushedFile { device, file, .. }: &FlushedFile<'_>) -> bool {
-    let look = file.mapping.begin_look();
-    file.mapping.is_as_in(look, &device.attributes().unwrap())
+    let probe = file.mapping.begin_revalidation();
+    file.mapping.is_as_in(probe, &device.attributes().unwrap())
 }
 
-fn is_looked_at(file: &Opened<'_>) -> bool {
+fn is_revalidated(file: &Opened<'_>) -> bool {
     let state = file.mapping.writeback();
-    state.not_looked_at().is_none() && state.flushes_if_looked_at().is_some()
+    state.not_revalidated().is_none() && state.flushes_if_revalidated().is_some()
 }
 
 /// 1 A sync waits for a file's pages; when these are written, the look after that hangs.
@@ -303,13 +303,13 @@ fn a_sync_returns_after_the_look_and_a_later_change_is_others() {
         let syncs = scope.spawn(|| sync(file));
         device.inner.resume();
         let began = Instant::now();
-        while device.looks() < 2 && began.elapsed() < BOUND {
+        while device.revalidations() < 2 && began.elapsed() < BOUND {
             thread::sleep(Duration::from_millis(1));
         }
-        let (looks, early) = (device.looks(), syncs.is_finished());
+        let (revalidations, early) = (device.revalidations(), syncs.is_finished());
         device.answer();
         assert!(!early, "what others change from here on would be taken for the cache's own");
-        assert_eq!(looks, 2, "the sync does not look");
+        assert_eq!(revalidations, 2, "the sync does not look");
     });
     assert!(is_known(&flushed), "nobody else is there");
     content.change(|bytes| bytes[0] = 77);
@@ -322,7 +322,7 @@ fn a_sync_returns_after_the_look_and_a_later_change_is_others() {
 fn a_sync_waits_for_no_look_at_another_file() {
     let fixture = patient();
     let healthy = flushed(&fixture, 1);
-    let hung = with_hung_looks_after(&fixture);
+    let hung = with_hung_revalidations_after(&fixture);
     healthy.device.inner.resume();
     let is_over = ends_in_time(|| sync(&healthy.file), || answer_all(&hung));
     assert!(is_over, "it waits for the looks at other files");
@@ -335,10 +335,10 @@ fn a_sync_waits_for_no_look_at_another_file() {
 fn looks_before_flushes_are_bounded_and_hold_up_no_look_after() {
     let fixture = patient();
     let healthy = flushed(&fixture, 1);
-    let files = 2..=LOOKS_BEFORE_MAX as u32 + 20;
+    let files = 2..=REVALIDATIONS_BEFORE_MAX as u32 + 20;
     let hung: Vec<_> = files
         .map(|number| {
-            let device = HangingLooks::new(memory(64), 1000);
+            let device = HangingRevalidations::new(memory(64), 1000);
             let file = fixture.open(number, Arc::clone(&device) as _);
             device.hang();
             file.write(0..2, 1);
@@ -346,19 +346,22 @@ fn looks_before_flushes_are_bounded_and_hold_up_no_look_after() {
             (device, file)
         })
         .collect();
-    until("a look", BOUND, || hung.iter().any(|(device, _)| device.looks() > 0));
-    let queued = fixture.writeback.looks_before();
+    until("a look", BOUND, || hung.iter().any(|(device, _)| device.revalidations() > 0));
+    let queued = fixture.writeback.revalidations_before();
     healthy.device.inner.resume();
     fixture.wait_queue.wait(&*healthy.device, &mut || healthy.file.under_way() == 0);
     let began = Instant::now();
-    while !is_looked_at(&healthy.file) && began.elapsed() < BOUND {
+    while !is_revalidated(&healthy.file) && began.elapsed() < BOUND {
         thread::sleep(Duration::from_millis(1));
     }
-    let is_looked_at = is_looked_at(&healthy.file);
+    let is_revalidated = is_revalidated(&healthy.file);
     hung.iter().for_each(|(device, _)| device.answer());
-    assert!(is_looked_at, "its look waits for those of others before their flushes");
+    assert!(is_revalidated, "its look waits for those of others before their flushes");
     // The background asks beside this thread, and both may have found the last place free.
-    assert!((LOOKS_BEFORE_MAX..=LOOKS_BEFORE_MAX + 1).contains(&queued), "{queued} looks are queued");
+    assert!(
+        (REVALIDATIONS_BEFORE_MAX..=REVALIDATIONS_BEFORE_MAX + 1).contains(&queued),
+        "{queued} looks are queued"
+    );
     until("the write-back of all", BOUND, || hung.iter().all(|(_, file)| file.dirty() == 0));
 }
 
@@ -369,17 +372,17 @@ fn looks_before_flushes_are_bounded_and_hold_up_no_look_after() {
 fn a_cut_beside_a_look_that_is_due_hides_no_change_of_others() {
     let fixture = patient();
     let flushed = flushed(&fixture, 1);
-    let hung = with_hung_looks_after(&fixture);
+    let hung = with_hung_revalidations_after(&fixture);
     let FlushedFile { device, content, file } = &flushed;
     device.inner.resume();
     fixture.wait_queue.wait(&**device, &mut || file.under_way() == 0);
     content.change(|bytes| bytes[0] = 77);
     Truncation::of(&fixture.filemap, &file.mapping).cut(2 * PAGE as u64, OnPinned::Detach).unwrap();
-    let look = file.mapping.begin_look();
-    let is_looked_at_early = file.mapping.writeback().not_looked_at().is_none();
-    let is_known_early = is_looked_at_early && file.mapping.is_as_in(look, &device.attributes().unwrap());
+    let probe = file.mapping.begin_revalidation();
+    let is_revalidated_early = file.mapping.writeback().not_revalidated().is_none();
+    let is_known_early = is_revalidated_early && file.mapping.is_as_in(probe, &device.attributes().unwrap());
     answer_all(&hung);
-    until("the look", BOUND, || is_looked_at(file));
+    until("the look", BOUND, || is_revalidated(file));
     assert!(!is_known_early && !is_known(&flushed), "its clean pages are old");
 }
 
@@ -389,7 +392,7 @@ fn a_cut_beside_a_look_that_is_due_hides_no_change_of_others() {
 #[test]
 fn a_sync_that_waits_for_the_file_to_be_free_looks_at_it_before_it_flushes() {
     let fixture = WritebackFixture::new(by_hand());
-    let device = HangingLooks::new(memory(64), 1000);
+    let device = HangingRevalidations::new(memory(64), 1000);
     let file = fixture.open(1, Arc::clone(&device) as _);
     file.write(0..4, 1);
     device.inner.change(|bytes| bytes[40 * PAGE] = 77);
@@ -402,8 +405,8 @@ fn a_sync_that_waits_for_the_file_to_be_free_looks_at_it_before_it_flushes() {
         syncs.join().unwrap();
     });
     assert_eq!(file.dirty(), 0);
-    let look = file.mapping.begin_look();
-    let is_known = file.mapping.is_as_in(look, &device.attributes().unwrap());
+    let probe = file.mapping.begin_revalidation();
+    let is_known = file.mapping.is_as_in(probe, &device.attributes().unwrap());
     assert!(!is_known, "its clean pages are old");
 }
 
@@ -412,18 +415,18 @@ fn a_sync_that_waits_for_the_file_to_be_free_looks_at_it_before_it_flushes() {
 #[test]
 fn a_round_leaves_a_file_that_a_thread_has_for_itself_to_the_next() {
     let fixture = WritebackFixture::new(by_hand());
-    let device = HangingLooks::new(memory(64), 1000);
+    let device = HangingRevalidations::new(memory(64), 1000);
     let file = fixture.open(1, Arc::clone(&device) as _);
     file.write(0..4, 1);
     device.inner.change(|bytes| bytes[40 * PAGE] = 77);
     let alone = file.mapping.invalidate_alone();
     fixture.writeback.write_for_reclaim();
-    assert_eq!((file.dirty(), fixture.writeback.looks_before()), (4, 0));
+    assert_eq!((file.dirty(), fixture.writeback.revalidations_before()), (4, 0));
     drop(alone);
     fixture.writeback.write_for_reclaim();
-    until("its write-back", BOUND, || file.dirty() + file.under_way() == 0 && is_looked_at(&file));
-    let look = file.mapping.begin_look();
-    assert!(!file.mapping.is_as_in(look, &device.attributes().unwrap()), "its clean pages are old");
+    until("its write-back", BOUND, || file.dirty() + file.under_way() == 0 && is_revalidated(&file));
+    let probe = file.mapping.begin_revalidation();
+    assert!(!file.mapping.is_as_in(probe, &device.attributes().unwrap()), "its clean pages are old");
 }
 
 /// A look that took long may have seen what others did meanwhile.
@@ -434,11 +437,11 @@ fn a_look_that_comes_late_counts_as_not_had() {
     let FlushedFile { device, content, file } = &flushed;
     device.hang();
     device.inner.resume();
-    until("the look", BOUND, || device.looks() > 0);
+    until("the look", BOUND, || device.revalidations() > 0);
     content.change(|bytes| bytes[0] = 77);
-    fixture.writeback.set_look_max(Duration::ZERO);
+    fixture.writeback.set_revalidation_max(Duration::ZERO);
     device.answer();
-    until("the end of the look", BOUND, || is_looked_at(file));
+    until("the end of the look", BOUND, || is_revalidated(file));
     assert!(!is_known(&flushed), "its clean pages may be old");
 }
 
@@ -449,7 +452,7 @@ fn a_need_of_memory_that_a_hung_look_has_is_told() {
     let options = by_hand().wait_max(Duration::from_millis(20));
     let cache = Cache::builder().memory(Cache::MEMORY_MIN).writeback(options).build().unwrap();
     let bytes = 2 * Cache::MEMORY_MIN as usize;
-    let device = HangingLooks::new(memory(bytes / PAGE), 1000);
+    let device = HangingRevalidations::new(memory(bytes / PAGE), 1000);
     let write = OpenOptions::new().write(true).to_owned();
     let file = cache.open_backend_with(Arc::clone(&device) as _, &write).unwrap();
     let other = cache.open_backend(Arc::new(memory(64))).unwrap();
@@ -475,7 +478,7 @@ fn a_writer_is_not_refused_for_the_pages_of_a_device_whose_looks_hang() {
     let options = options.wait_max(Duration::from_millis(100));
     let cache = Cache::builder().memory(64 << 20).writeback(options).build().unwrap();
     let write = OpenOptions::new().write(true).to_owned();
-    let device = HangingLooks::new(memory(8192), 1000);
+    let device = HangingRevalidations::new(memory(8192), 1000);
     let file = cache.open_backend_with(Arc::clone(&device) as _, &write).unwrap();
     let healthy = cache.open_backend_with(Arc::new(memory(1000)), &write).unwrap();
     device.hang();
@@ -508,7 +511,7 @@ fn each_hang_is_waited_for_once_and_not_by_each_need() {
     let cache = Cache::builder().memory(Cache::MEMORY_MIN).writeback(options).build().unwrap();
     let pool = cache.add_pool("pool", PoolOptions::new().limit(1 << 20)).unwrap();
     let bytes = 2 * Cache::MEMORY_MIN as usize;
-    let device = HangingLooks::new(memory(bytes / PAGE), 1000);
+    let device = HangingRevalidations::new(memory(bytes / PAGE), 1000);
     let write = OpenOptions::new().write(true).to_owned();
     let file = cache.open_backend_with(Arc::clone(&device) as _, &write).unwrap();
     let other = cache.open_backend(Arc::new(memory(bytes / PAGE))).unwrap();
@@ -547,7 +550,7 @@ fn devices_that_never_answer_leave_others_the_whole_of_their_bound() {
     let write = OpenOptions::new().write(true).to_owned();
     let files = [1000, 1001, 1002, 1003, 1004, 1005].map(|number| {
         let simulated = SimulatedBackend::of_memory(Arc::new(memory(2048)), Faults::default());
-        let device = HangingLooks::new(simulated, number);
+        let device = HangingRevalidations::new(simulated, number);
         device.inner.pause();
         let file = cache.open_backend_with(Arc::clone(&device) as _, &write).unwrap();
         file.write_all_at(&vec![8; 2048 * PAGE], 0).unwrap();
@@ -570,7 +573,7 @@ fn devices_that_never_answer_leave_others_the_whole_of_their_bound() {
 #[test]
 fn the_end_of_a_cache_writes_healthy_files_beside_hung_ones() {
     let fixture = WritebackFixture::new(by_hand());
-    let devices = [1000, 1001, 1002].map(|number| HangingLooks::new(memory(64), number));
+    let devices = [1000, 1001, 1002].map(|number| HangingRevalidations::new(memory(64), number));
     let files = [0, 1, 2].map(|at| fixture.open(at as u32 + 1, Arc::clone(&devices[at]) as _));
     files.iter().for_each(|file| file.write(0..4, 1));
     [&devices[0], &devices[2]].iter().for_each(|device| device.hang());
@@ -593,7 +596,7 @@ fn the_end_of_a_cache_writes_healthy_files_beside_hung_ones() {
 #[test]
 fn the_end_of_a_cache_writes_healthy_files_beside_stuck_submissions() {
     let fixture = WritebackFixture::new(by_hand());
-    let devices = [1000, 1001, 1002].map(|number| HangingLooks::new(memory(64), number));
+    let devices = [1000, 1001, 1002].map(|number| HangingRevalidations::new(memory(64), number));
     let files = [0, 1, 2].map(|at| fixture.open(at as u32 + 1, Arc::clone(&devices[at]) as _));
     files.iter().for_each(|file| file.write(0..4, 1));
     for at in [0, 2] {
@@ -623,7 +626,7 @@ fn a_cache_ends_though_a_look_hangs() {
     let cache = Cache::builder().memory(Cache::MEMORY_MIN).writeback(options).build().unwrap();
     let content = Arc::new(memory(64));
     let simulated = SimulatedBackend::of_memory(Arc::clone(&content), Faults::default());
-    let device = HangingLooks::new(simulated, 1000);
+    let device = HangingRevalidations::new(simulated, 1000);
     let write = OpenOptions::new().write(true).to_owned();
     let file = cache.open_backend_with(Arc::clone(&device) as _, &write).unwrap();
     device.inner.pause();
@@ -631,7 +634,7 @@ fn a_cache_ends_though_a_look_hangs() {
     until("a flush", BOUND, || device.inner.held() > 0);
     device.hang();
     device.inner.resume();
-    until("the look", BOUND, || device.looks() > 0);
+    until("the look", BOUND, || device.revalidations() > 0);
     let end = || {
         drop(file);
         drop(cache);

@@ -332,7 +332,7 @@ impl Bench {
                 self.bar.skipped(each * expected as f64);
                 continue;
             }
-            self.bar.tell(format!("{name}: {case_name}"));
+            self.bar.set_message(format!("{name}: {case_name}"));
             let ended = case.measure(name, &self.settings, || {
                 expected -= 1;
                 self.bar.passed(each + std::mem::take(&mut ready));
@@ -340,7 +340,7 @@ impl Bench {
             self.bar.skipped(each * expected as f64);
             match ended {
                 Ok((measured, missing)) => {
-                    self.say(experiment, &case_name, &missing);
+                    self.report_missing(experiment, &case_name, &missing);
                     section.rows.extend(measured);
                 }
                 Err(why) => {
@@ -353,7 +353,7 @@ impl Bench {
     }
 
     /// Reports which ways of a case are missing, or missing in a part.
-    fn say(&self, experiment: &Experiment, case: &str, missing: &[MissingRuns]) {
+    fn report_missing(&self, experiment: &Experiment, case: &str, missing: &[MissingRuns]) {
         for sentence in sentences(missing) {
             self.bar.aside(|| eprintln!("quinion: {}: {case}: {sentence}", experiment.about.name));
         }

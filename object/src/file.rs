@@ -54,7 +54,7 @@ struct Inner {
     is_begun: AtomicBool,
     long_end: AtomicU64,
     /// Up to where was asked for, for long reads that follow each other.
-    asked_end: AtomicU64,
+    requested_end: AtomicU64,
     ahead_max: u64,
     process: ForkGuard,
 }
@@ -76,9 +76,10 @@ impl ObjectFile {
     pub(crate) fn new(opened: OpenedObject, ahead_max: u64) -> Self {
         let OpenedObject { file, meta, backend, fetcher } = opened;
         let (is_begun, long_end) = (AtomicBool::new(false), AtomicU64::new(u64::MAX));
-        let asked_end = AtomicU64::new(0);
+        let requested_end = AtomicU64::new(0);
         let process = ForkGuard::new();
-        let inner = Inner { file, meta, backend, fetcher, is_begun, long_end, asked_end, ahead_max, process };
+        let inner =
+            Inner { file, meta, backend, fetcher, is_begun, long_end, requested_end, ahead_max, process };
         Self { inner: Arc::new(inner) }
     }
 
@@ -283,19 +284,19 @@ impl ObjectFile {
     /// Before a long read, whose first `most` bytes may be asked for. If it follows the last one, what comes after it
     /// is asked for as well, in steps of a GET. Returns up to where was asked for.
     pub(crate) fn announce_long(&self, range: Range<u64>, most: u64) -> u64 {
-        let Inner { fetcher, long_end, asked_end, ahead_max, process, .. } = &*self.inner;
+        let Inner { fetcher, long_end, requested_end, ahead_max, process, .. } = &*self.inner;
         if process.is_forked() {
             return range.start; // as in `prefetch`
         }
         let step = fetcher.get().options.request_max.max(range.end - range.start).min(*ahead_max);
         let is_next = long_end.swap(range.end, Ordering::Relaxed) == range.start;
-        let asked = asked_end.load(Ordering::Relaxed);
+        let asked = requested_end.load(Ordering::Relaxed);
         if is_next && range.end.saturating_add(step / 2) <= asked {
             return asked;
         }
         let until = range.end.saturating_add(if is_next { step } else { 0 });
         let until = until.min(range.start.saturating_add(most));
-        asked_end.store(until, Ordering::Relaxed);
+        requested_end.store(until, Ordering::Relaxed);
         let _ = self.prefetch(range.start..until);
         until
     }

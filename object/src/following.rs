@@ -96,8 +96,8 @@ impl FollowingObject {
         let before = self.own()?;
         for _ in 0..CHANGES_MAX {
             let file = self.own()?;
-            let new = self.asked().open(&self.path)?;
-            if self.newest.go_on(&file, &new, is_same_version) {
+            let new = self.revalidating().open(&self.path)?;
+            if self.newest.advance(&file, &new, is_same_version) {
                 return Ok(!is_same_version(&before, &new));
             }
         }
@@ -112,8 +112,8 @@ impl FollowingObject {
         let before = self.own()?;
         for _ in 0..CHANGES_MAX {
             let file = self.own()?;
-            let new = self.asked().open_async(&self.path).await?;
-            if self.newest.go_on(&file, &new, is_same_version) {
+            let new = self.revalidating().open_async(&self.path).await?;
+            if self.newest.advance(&file, &new, is_same_version) {
                 return Ok(!is_same_version(&before, &new));
             }
         }
@@ -121,7 +121,7 @@ impl FollowingObject {
     }
 
     /// The objects, for an open that asks the store.
-    fn asked(&self) -> ObjectCache {
+    fn revalidating(&self) -> ObjectCache {
         self.objects.clone().with_freshness(Freshness::Always)
     }
 

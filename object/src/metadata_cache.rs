@@ -46,7 +46,7 @@ struct State<H> {
 
 struct Entry<H> {
     handle: H,
-    asked: Instant,
+    requested_at: Instant,
 }
 
 /// A store's answer about an object.
@@ -61,7 +61,7 @@ pub struct KnownVersion {
 /// When a store was asked.
 #[derive(Clone, Copy, Debug)]
 pub struct Question {
-    asked: Instant,
+    requested_at: Instant,
     writes: u64,
 }
 
@@ -102,7 +102,7 @@ impl<H: Clone> MetadataCache<H> {
     pub fn fresh_for(&self, path: &Path, freshness: Freshness) -> Option<H> {
         let state = self.lock();
         let entry = state.objects.get(path)?;
-        freshness.allows(entry.asked.elapsed()).then(|| entry.handle.clone())
+        freshness.allows(entry.requested_at.elapsed()).then(|| entry.handle.clone())
     }
 
     /// The handle of an object, however old.
@@ -112,19 +112,19 @@ impl<H: Clone> MetadataCache<H> {
 
     /// To be taken before the store is asked.
     pub fn question(&self) -> Question {
-        Question { asked: Instant::now(), writes: self.lock().writes }
+        Question { requested_at: Instant::now(), writes: self.lock().writes }
     }
 
     /// Keeps what an answer has told, unless it is known to be old.
-    pub fn keep(&self, path: &Path, handle: H, Question { asked, writes }: Question) {
+    pub fn keep(&self, path: &Path, handle: H, Question { requested_at, writes }: Question) {
         let mut state = self.lock();
-        let is_newest = state.objects.get(path).is_none_or(|entry| entry.asked <= asked);
+        let is_newest = state.objects.get(path).is_none_or(|entry| entry.requested_at <= requested_at);
         if state.writes != writes || !is_newest {
             return;
         }
         let is_full = state.objects.len() >= self.known_max && !state.objects.contains_key(path);
         let gone = if is_full { state.take_older_half() } else { Vec::new() };
-        let before = state.objects.insert(path.clone(), Entry { handle, asked });
+        let before = state.objects.insert(path.clone(), Entry { handle, requested_at });
         drop(state);
         drop((gone, before));
     }
@@ -170,10 +170,10 @@ impl<H: Clone> MetadataCache<H> {
 
 impl<H> State<H> {
     fn take_older_half(&mut self) -> Vec<Entry<H>> {
-        let mut times: Vec<_> = self.objects.values().map(|entry| entry.asked).collect();
+        let mut times: Vec<_> = self.objects.values().map(|entry| entry.requested_at).collect();
         let Some(last) = times.len().checked_sub(1) else { return Vec::new() };
         let (_, &mut median, _) = times.select_nth_unstable(last / 2);
-        self.objects.extract_if(|_, entry| entry.asked <= median).map(|(_, entry)| entry).collect()
+        self.objects.extract_if(|_, entry| entry.requested_at <= median).map(|(_, entry)| entry).collect()
     }
 }
 
@@ -304,8 +304,8 @@ mod tests {
         let known = MetadataCache::new(Freshness::Immutable).with_max(4);
         let (path, begun) = (|number: u64| Path::from(number.to_string()), Instant::now());
         for number in 0..5 {
-            let asked = begun + Duration::from_secs(number);
-            known.keep(&path(number), number, Question { asked, writes: 0 });
+            let requested_at = begun + Duration::from_secs(number);
+            known.keep(&path(number), number, Question { requested_at, writes: 0 });
         }
         let kept = || (0..5).filter(|&number| known.handle(&path(number)).is_some()).collect::<Vec<_>>();
         assert_eq!(kept(), [2, 3, 4]);

@@ -57,7 +57,7 @@ impl<F: Clone> Newest<F> {
 
     /// Goes on with `new`, which the store has told while `stale` was the handle, if that is of another version.
     /// `false`: another thread has gone on to a third version meanwhile, which may be older or newer.
-    pub fn go_on(&self, stale: &F, new: &F, is_same_version: impl Fn(&F, &F) -> bool) -> bool {
+    pub fn advance(&self, stale: &F, new: &F, is_same_version: impl Fn(&F, &F) -> bool) -> bool {
         let is_there = is_same_version(stale, new) || self.replace(stale, new.clone());
         // A version that the store tells nothing of equals not even itself: another thread's will do.
         is_there || is_same_version(&self.get(), new) || !is_same_version(new, new)

@@ -199,7 +199,7 @@ struct Reading {
     file: ObjectFile,
     at: u64,
     end: u64,
-    asked: u64,
+    requested_end: u64,
     part_max: u64,
 }
 
@@ -207,12 +207,12 @@ impl Reading {
     fn new(shared: &Arc<Shared>, file: ObjectFile, range: Range<u64>) -> Self {
         let len = range.end - range.start;
         // A short range is left to the cache's readahead, which then sees each miss.
-        let asked = match len > PART_BYTES {
+        let requested_end = match len > PART_BYTES {
             true => file.announce_long(range.clone(), Self::ahead(&file)),
             false => range.end,
         };
         let part_max = if len <= WHOLE_PART_MAX { WHOLE_PART_MAX * 2 } else { PART_BYTES };
-        Self { shared: Arc::clone(shared), file, at: range.start, end: range.end, asked, part_max }
+        Self { shared: Arc::clone(shared), file, at: range.start, end: range.end, requested_end, part_max }
     }
 
     fn ahead(file: &ObjectFile) -> u64 {
@@ -223,10 +223,10 @@ impl Reading {
         let ahead = Self::ahead(&self.file);
         // A GET at a time: to allocate the pages of half a window takes as long as to fetch them.
         let step = self.shared.objects.fetcher().options.request_max.min(ahead / 2);
-        if self.at + ahead >= self.asked + step && self.asked < self.end {
-            let until = self.end.min((self.at + ahead).min(self.asked + step));
-            let _ = self.file.prefetch(self.asked..until);
-            self.asked = until;
+        if self.at + ahead >= self.requested_end + step && self.requested_end < self.end {
+            let until = self.end.min((self.at + ahead).min(self.requested_end + step));
+            let _ = self.file.prefetch(self.requested_end..until);
+            self.requested_end = until;
         }
         let end = self.end.min(self.at.saturating_add(self.part_max) / PART_BYTES * PART_BYTES);
         let part = self.file.pieces(self.at..end).await;

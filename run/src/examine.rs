@@ -65,7 +65,7 @@ fn read_maps(process: u32) -> Option<String> {
 /// Examines processes, and remembers the files that it has scanned.
 pub struct ProcessAuditor {
     /// The results of files; those of earlier runs are read when the first process is examined.
-    known: OnceLock<Mutex<HashMap<Identity, Object>>>,
+    cached_objects: OnceLock<Mutex<HashMap<Identity, Object>>>,
     read_lock: ReadLock,
     object_bytes_max: u64,
     remembered: Option<PlanCache>,
@@ -97,12 +97,12 @@ impl ProcessAuditor {
         /// Larger ones take too long.
         const OBJECT_BYTES_MAX: u64 = 256 << 20;
         let object_bytes_max = (memory / 4).clamp(OBJECT_BYTES_LEAST, OBJECT_BYTES_MAX);
-        let (known, read_lock, ours_bytes) = (OnceLock::new(), ReadLock::default(), OnceLock::new());
-        Self { known, read_lock, object_bytes_max, remembered, ours, our_object, ours_bytes }
+        let (cached_objects, read_lock, ours_bytes) = (OnceLock::new(), ReadLock::default(), OnceLock::new());
+        Self { cached_objects, read_lock, object_bytes_max, remembered, ours, our_object, ours_bytes }
     }
 
-    fn known(&self) -> &Mutex<HashMap<Identity, Object>> {
-        self.known.get_or_init(|| {
+    fn cached_objects(&self) -> &Mutex<HashMap<Identity, Object>> {
+        self.cached_objects.get_or_init(|| {
             let lines = self.remembered.as_ref().map(|remembered| remembered.read(OBJECTS, ()));
             let lines = lines.unwrap_or_default();
             Mutex::new(String::from_utf8_lossy(&lines).lines().filter_map(read_line).collect())
@@ -165,12 +165,12 @@ impl ProcessAuditor {
         }
         let identity = Identity::of(&file, &data);
         let is_settled = identity.is_settled(); // before its bytes are read
-        if let Some(&known) = self.known().lock().ok()?.get(&identity) {
+        if let Some(&known) = self.cached_objects().lock().ok()?.get(&identity) {
             return Some(known);
         }
         // One at a time, so that many processes that start at once do not take as many times the memory.
         let guard = self.read_lock.take()?;
-        if let Some(&known) = self.known().lock().ok()?.get(&identity) {
+        if let Some(&known) = self.cached_objects().lock().ok()?.get(&identity) {
             return Some(known); // a thread that had the lock before has read it
         }
         let mut bytes = Vec::new();
@@ -188,7 +188,7 @@ impl ProcessAuditor {
     fn keep(&self, identity: Identity, object: Object) -> Option<()> {
         /// Verdicts kept at most: more than the programs of a machine load. At that number all of them are dropped.
         const KNOWN_MAX: usize = 16 << 10;
-        let mut known = self.known().lock().ok()?;
+        let mut known = self.cached_objects().lock().ok()?;
         if known.len() >= KNOWN_MAX {
             known.clear();
         }
@@ -411,7 +411,7 @@ mod tests {
             ProcessAuditor::new("/dev/null".into(), &[], Some(ours), 1 << 30)
         };
         let first = next();
-        assert!(first.known().lock().unwrap().is_empty());
+        assert!(first.cached_objects().lock().unwrap().is_empty());
         // Not this process: other tests in it map and unmap code meanwhile.
         let program = folder.path().join("sleep");
         std::fs::copy("/bin/sleep", &program).unwrap();
@@ -419,8 +419,8 @@ mod tests {
             std::thread::sleep(Duration::from_millis(100));
         }
         assert_eq!(examined(&first, &program).0, SyscallAudit::Clean);
-        let known = first.known().lock().unwrap().clone();
-        let next = next().known().lock().unwrap().clone();
+        let known = first.cached_objects().lock().unwrap().clone();
+        let next = next().cached_objects().lock().unwrap().clone();
         assert!(!next.is_empty(), "the program is not new");
         assert!(next.iter().all(|(identity, object)| known.get(identity) == Some(object)));
     }

@@ -219,7 +219,7 @@ pub fn run(
             modes: owner.modes(),
             kept: None,
         };
-        tell(&report, form, options.report_file.as_deref());
+        write_report(&report, form, options.report_file.as_deref());
     }
     Ok(ended)
 }
@@ -273,14 +273,14 @@ pub fn run_kept(options: &RunOptions, wanted: &CacheRequest) -> io::Result<RunEn
             modes,
             kept: Some(in_kept),
         };
-        tell(&report, form, options.report_file.as_deref());
+        write_report(&report, form, options.report_file.as_deref());
     }
     Ok(ended)
 }
 
 /// Writes the report. A failure must not replace the program's status, or the signal that ended it; so it is only
 /// reported, and lost if standard error fails, too.
-fn tell(report: &RunReport<'_>, form: Form, file: Option<&Path>) {
+fn write_report(report: &RunReport<'_>, form: Form, file: Option<&Path>) {
     if let Err(error) = report.write(form, file) {
         complain(&error);
     }

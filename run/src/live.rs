@@ -95,7 +95,7 @@ impl<'scope> Live<'scope> {
         sample: impl Fn(usize) -> RunSample + Send + 'scope,
     ) -> Option<Self> {
         let mut screen = Screen::of_stderr(ROWS_FULL)?;
-        let (orders, told) = mpsc::channel();
+        let (orders, commands) = mpsc::channel();
         // The rows are taken before the program writes its first byte.
         let mut panel = Panel::new(title);
         let begun = Instant::now();
@@ -103,7 +103,7 @@ impl<'scope> Live<'scope> {
         let draw = move || {
             // A terminal that stops background writers (`stty tostop`) would stop the owner, and with it the program.
             signals::block(signals::BACKGROUND_WRITE);
-            draw(&mut screen, &told, |area| {
+            draw(&mut screen, &commands, |area| {
                 panel.drawn(area, begun.elapsed(), sample(panel::files_in(area)))
             });
         };
@@ -114,16 +114,16 @@ impl<'scope> Live<'scope> {
 
     pub(super) fn hide(&self) {
         let (done, wait) = mpsc::channel();
-        if self.tell(PanelCommand::Hide(done)) {
+        if self.send_command(PanelCommand::Hide(done)) {
             let _ = wait.recv(); // the thread is gone: then the rows are given back, too
         }
     }
 
     pub(super) fn show(&self) {
-        self.tell(PanelCommand::Show);
+        self.send_command(PanelCommand::Show);
     }
 
-    fn tell(&self, order: PanelCommand) -> bool {
+    fn send_command(&self, order: PanelCommand) -> bool {
         self.orders.as_ref().is_some_and(|orders| orders.send(order).is_ok())
     }
 }
@@ -140,12 +140,12 @@ impl Drop for Live<'_> {
 /// Draws until the sender of orders is dropped.
 fn draw(
     screen: &mut Screen,
-    told: &Receiver<PanelCommand>,
+    commands: &Receiver<PanelCommand>,
     mut picture: impl FnMut(ratatui::layout::Rect) -> ratatui::buffer::Buffer,
 ) {
     let mut hidden = false;
     loop {
-        match told.recv_timeout(PERIOD) {
+        match commands.recv_timeout(PERIOD) {
             Ok(PanelCommand::Hide(done)) => {
                 hidden = true;
                 screen.hide();

@@ -33,7 +33,7 @@ pub const THREAD_REMEDY: &str =
     "raise the limits of memory and of processes (`ulimit -d`, `ulimit -v`, `ulimit -u`)";
 
 /// An error of that code in words, with a remedy if too many files are open, or no thread can be started.
-pub fn said(error: &dyn Display, code: Option<i32>) -> String {
+pub fn describe(error: &dyn Display, code: Option<i32>) -> String {
     let of_threads = || {
         matches!(Errno::from_raw_os_error(code?), Errno::AGAIN | Errno::NOMEM).then(|| THREAD_REMEDY.into())
     };

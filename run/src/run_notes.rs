@@ -84,7 +84,7 @@ fn unattached(limit: Option<u64>) -> String {
 
 fn why_nothing(report: &RunReport<'_>) -> Vec<String> {
     let mut causes: Vec<String> = copied(report).into_iter().collect();
-    causes.extend(largest_left(report).map(|left| left.said()));
+    causes.extend(largest_left(report).map(|left| left.describe()));
     let listed = if causes.is_empty() { Listed::IfAlone } else { Listed::Beside };
     causes.extend(left_descriptors(report, listed));
     if let Some(first) = causes.first_mut() {
@@ -97,7 +97,7 @@ fn why_nothing(report: &RunReport<'_>) -> Vec<String> {
 fn why_little(report: &RunReport<'_>) -> Option<String> {
     let totals = &report.totals;
     if let Some(left) = largest_left(report).filter(|left| left.bytes > totals.bytes) {
-        return Some(left.said());
+        return Some(left.describe());
     }
     let (listed, heading) = match totals.bytes {
         _ if totals.kernel_reads > totals.reads => {
@@ -174,7 +174,7 @@ fn sizes_of(paths: Vec<PathBuf>) -> Vec<u64> {
 }
 
 impl LeftFile {
-    fn said(&self) -> String {
+    fn describe(&self) -> String {
         let Self { file: FileMode { path, why, .. }, bytes, others } = self;
         let bytes = if *bytes > 0 { format!(" ({})", size::shown(*bytes)) } else { String::new() };
         let others = match others {

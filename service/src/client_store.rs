@@ -480,7 +480,7 @@ struct Reading {
     meta: ObjectMeta,
     at: u64,
     end: u64,
-    asked: u64,
+    requested_end: u64,
     part_max: u64,
 }
 
@@ -489,7 +489,7 @@ impl Reading {
         let KnownObject { file, meta } = object;
         let part_max = if range.end - range.start <= WHOLE_PART_MAX { WHOLE_PART_MAX } else { PART_BYTES };
         let (at, end) = (range.start, range.end);
-        Self { shared: Arc::clone(shared), file, meta, at, end, asked: at, part_max }
+        Self { shared: Arc::clone(shared), file, meta, at, end, requested_end: at, part_max }
     }
 
     async fn part(&mut self) -> Result<Vec<Bytes>> {
@@ -498,9 +498,9 @@ impl Reading {
         let ahead = self.end.min(end + most);
         // Some at a time, so that it becomes few GETs.
         let step = STEP_BYTES.min(most / 2);
-        if end < self.end && ahead >= self.end.min(self.asked + step) && self.asked < ahead {
-            self.file.prefetch(self.asked.max(self.at)..ahead)?;
-            self.asked = ahead;
+        if end < self.end && ahead >= self.end.min(self.requested_end + step) && self.requested_end < ahead {
+            self.file.prefetch(self.requested_end.max(self.at)..ahead)?;
+            self.requested_end = ahead;
         }
         let part = self.shared.read(&self.file, self.at..end).await?;
         self.at = end;

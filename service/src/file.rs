@@ -169,7 +169,7 @@ impl ClientFile {
     /// Whether both are one object of one version, as far as the store tells.
     pub(crate) fn is_same_object(&self, other: &Self) -> bool {
         match (self.metadata(), other.metadata()) {
-            (Some(own), Some(other)) => own.told() == other.told(),
+            (Some(own), Some(other)) => own.version_attributes() == other.version_attributes(),
             _ => false,
         }
     }

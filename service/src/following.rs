@@ -94,7 +94,7 @@ impl FollowingFile {
         for _ in 0..CHANGES_MAX {
             let file = self.own()?;
             let new = self.asking().open(&self.name)?;
-            if self.newest.go_on(&file, &new, ClientFile::is_same_object) {
+            if self.newest.advance(&file, &new, ClientFile::is_same_object) {
                 return Ok(!before.is_same_object(&new));
             }
         }
@@ -110,7 +110,7 @@ impl FollowingFile {
         for _ in 0..CHANGES_MAX {
             let file = self.own()?;
             let new = self.asking().open_async(&self.name).await?;
-            if self.newest.go_on(&file, &new, ClientFile::is_same_object) {
+            if self.newest.advance(&file, &new, ClientFile::is_same_object) {
                 return Ok(!before.is_same_object(&new));
             }
         }

@@ -217,7 +217,7 @@ fn end_the_holder(lock: &File, timeout: Duration) -> io::Result<()> {
     while is_taken(lock) {
         match holder(lock)? {
             Some((number, process)) if told != Some(number) => {
-                tell_to_end(&process)?;
+                send_sigterm(&process)?;
                 told = Some(number);
             }
             Some(_) => {}
@@ -237,7 +237,7 @@ fn end_the_holder(lock: &File, timeout: Duration) -> io::Result<()> {
     Ok(())
 }
 
-fn tell_to_end(process: &OwnedFd) -> io::Result<()> {
+fn send_sigterm(process: &OwnedFd) -> io::Result<()> {
     match pidfd_send_signal(process, Signal::TERM) {
         Err(Errno::SRCH) | Ok(()) => Ok(()), // it has ended meanwhile
         Err(error) => Err(error.into()),
@@ -453,7 +453,7 @@ mod tests {
         let found = pidfd_open(Pid::from_child(&process), PidfdFlags::empty()).unwrap();
         process.kill().unwrap();
         process.wait().unwrap();
-        tell_to_end(&found).unwrap();
+        send_sigterm(&found).unwrap();
     }
 
     #[test]

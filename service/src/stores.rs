@@ -179,7 +179,7 @@ impl Stores {
         })
     }
 
-    fn told_totals(&self) -> NameRefusal {
+    fn totals_reply(&self) -> NameRefusal {
         match self.totals() {
             Some(totals) => refusal(TOTALS, totals.text()),
             None => refusal(Errno::AGAIN, "the server is about to start".into()),
@@ -290,7 +290,7 @@ impl NameOpener for Stores {
 
     fn open(&self, name: &[u8]) -> Result<Arc<dyn NamedObject>, NameRefusal> {
         if name == TOTALS_NAME {
-            return Err(self.told_totals());
+            return Err(self.totals_reply());
         }
         let (name, lines) = (url_of(name), name.split(|&byte| byte == b'\n').skip(1));
         let unknown =
@@ -450,11 +450,11 @@ impl ObjectMetadata {
 
     /// The time counts as well: a store in memory begins its ETags anew.
     pub(crate) fn is_same_version(&self, other: &Self) -> bool {
-        self.told() == other.told() && self.names_its_version()
+        self.version_attributes() == other.version_attributes() && self.names_its_version()
     }
 
     /// The attributes of the version, to be compared.
-    pub(crate) fn told(&self) -> impl PartialEq + '_ {
+    pub(crate) fn version_attributes(&self) -> impl PartialEq + '_ {
         (self.size, self.modified, &self.e_tag, &self.version, &self.store)
     }
 

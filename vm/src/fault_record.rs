@@ -468,7 +468,7 @@ impl Recorder {
     }
 
     /// Adds the pages of a record of the same image that another server has made, behind those that are noted already.
-    pub(super) fn go_on_from(&mut self, other: &FaultRecord) {
+    pub(super) fn append(&mut self, other: &FaultRecord) {
         other.entries.iter().for_each(|entry| self.add(*entry));
     }
 

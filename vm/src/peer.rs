@@ -247,8 +247,12 @@ pub(super) fn drain(socket: BorrowedFd<'_>) {
     }
 }
 
-/// Says something to a peer, if it listens; waits for nothing.
-pub(super) fn say(socket: BorrowedFd<'_>, text: &str, descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
+/// Sends a message to a peer, if it listens; waits for nothing.
+pub(super) fn send_message(
+    socket: BorrowedFd<'_>,
+    text: &str,
+    descriptor: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
     let descriptors: Vec<BorrowedFd<'_>> = descriptor.into_iter().collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -289,7 +293,7 @@ mod tests {
         }
         // The words are whole, and their descriptor follows.
         let file = tempfile::tempfile().expect("a file");
-        say(theirs.as_fd(), " ", Some(file.as_fd())).expect("it fits");
+        send_message(theirs.as_fd(), " ", Some(file.as_fd())).expect("it fits");
         assert!(
             matches!(greeting.receive(ours.as_fd()), Ok(ParseStep::Regions(regions)) if regions.len() == 1)
         );
@@ -302,10 +306,10 @@ mod tests {
         let file = tempfile::tempfile().expect("a file");
         let mut greeting = Handshake::new();
         for _ in 0..DESCRIPTORS_MAX {
-            say(theirs.as_fd(), " ", Some(file.as_fd())).expect("it fits");
+            send_message(theirs.as_fd(), " ", Some(file.as_fd())).expect("it fits");
             assert!(matches!(greeting.receive(ours.as_fd()), Ok(ParseStep::Unfinished)));
         }
-        say(theirs.as_fd(), " ", Some(file.as_fd())).expect("it fits");
+        send_message(theirs.as_fd(), " ", Some(file.as_fd())).expect("it fits");
         assert!(matches!(greeting.receive(ours.as_fd()), Err(PeerError::TooManyDescriptors)));
 
         let mut greeting = Handshake::new();
@@ -328,11 +332,11 @@ mod tests {
         let (mut theirs, ours) = UnixStream::pair().expect("a pair");
         let file = tempfile::tempfile().expect("a file");
         theirs.write_all(b"nonsense\n").expect("it fits");
-        say(theirs.as_fd(), " ", Some(file.as_fd())).expect("it fits");
+        send_message(theirs.as_fd(), " ", Some(file.as_fd())).expect("it fits");
         let mut greeting = Handshake::new();
         greeting.receive_rest(ours.as_fd());
         assert_eq!(greeting.fds.len(), 1);
-        assert!(say(theirs.as_fd(), " ", Some(file.as_fd())).is_err(), "nobody would read it");
+        assert!(send_message(theirs.as_fd(), " ", Some(file.as_fd())).is_err(), "nobody would read it");
         assert!(greeting.take_userfaultfds(DESCRIPTORS_MAX).is_empty());
         assert_eq!(greeting.fds.len(), 1, "what is none stays open");
     }
@@ -342,12 +346,12 @@ mod tests {
         let (theirs, ours) = UnixStream::pair().expect("a pair");
         let (mut reader, writer) = std::io::pipe().expect("a pipe");
         for _ in 0..20 {
-            say(theirs.as_fd(), " ", Some(writer.as_fd())).expect("it fits");
+            send_message(theirs.as_fd(), " ", Some(writer.as_fd())).expect("it fits");
         }
         drop(writer);
         drain(ours.as_fd());
         assert_eq!(std::io::Read::read(&mut reader, &mut [0]).expect("an end"), 0, "a writer is left");
-        assert!(say(theirs.as_fd(), " ", Some(reader.as_fd())).is_err(), "nobody would read it");
+        assert!(send_message(theirs.as_fd(), " ", Some(reader.as_fd())).is_err(), "nobody would read it");
     }
 
     #[test]

@@ -357,7 +357,7 @@ impl Server {
         match server.begin(workers, succession.as_mut()) {
             Ok(begin) => {
                 if let Some(succession) = succession {
-                    server.shared.go_on_from(succession);
+                    server.shared.resume_from(succession);
                 }
                 server.shared.arm(server.shared.listener.as_fd(), 0, Kind::Listener);
                 drop(begin);
@@ -571,7 +571,7 @@ impl Shared {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn tell(&self, event: &Event) {
+    fn emit_event(&self, event: &Event) {
         if let Some(observer) = &self.options.observer {
             // If the observer panics, the worker continues, and the VM is not given up.
             contained(|| observer(event));
@@ -579,17 +579,17 @@ impl Shared {
     }
 
     /// Serves the VMs that another server has handed over.
-    fn go_on_from(&self, mut succession: Succession) {
+    fn resume_from(&self, mut succession: Succession) {
         if let (Some(recorder), Some(record)) = (&self.recorder, &succession.record) {
-            recorder.lock().unwrap_or_else(PoisonError::into_inner).go_on_from(record);
+            recorder.lock().unwrap_or_else(PoisonError::into_inner).append(record);
         }
         for vm in std::mem::take(&mut succession.vms) {
             self.take_over(vm);
         }
         if let Some(why) = succession.incomplete.take() {
-            self.tell(&Event::NotTakenOver(why));
+            self.emit_event(&Event::NotTakenOver(why));
         }
-        succession.say_serving();
+        succession.announce_serving();
     }
 
     fn take_over(&self, TakenVm { socket, peer, spaces }: TakenVm) {
@@ -744,7 +744,7 @@ impl Shared {
             }
         }
         stats.vms = vms.len() as u64;
-        stats.tell_each(vms);
+        stats.set_each(vms);
         stats
     }
 }

@@ -319,7 +319,7 @@ impl Snapshot {
                 Some(name) => return Err(SnapshotChanged(name)),
                 None => is_as_read,
             },
-            (None, Some((raw, before))) => known(raw).is_ok_and(|now| now == *before),
+            (None, Some((raw, before))) => file_version(raw).is_ok_and(|now| now == *before),
             (None, None) => is_as_read && self.file.len() == self.identity.bytes,
         };
         if is_same { Ok(()) } else { Err(SnapshotChanged(self.name.clone())) }
@@ -332,11 +332,11 @@ impl Snapshot {
 
     /// Keeps the error of a read in mind, if it says that the snapshot has changed. Whether it does.
     pub(super) fn note_failure(&self, error: &Error) -> bool {
-        let says_changed = says_changed(error);
-        if says_changed {
+        let is_stale = is_stale(error);
+        if is_stale {
             self.read_says_changed.store(true, Ordering::Relaxed);
         }
-        says_changed
+        is_stale
     }
 
     /// Whether a read may take as long as another machine likes: no worker waits for it.
@@ -346,7 +346,7 @@ impl Snapshot {
 }
 
 /// Whether a backend says that the file is another by now (`ESTALE`), as one of objects does.
-fn says_changed(error: &Error) -> bool {
+fn is_stale(error: &Error) -> bool {
     has_kind(error, std::io::ErrorKind::StaleNetworkFileHandle)
 }
 
@@ -411,17 +411,18 @@ fn copy_held(file: &fs::File, is_held: &AtomicBool, into: &mut [u8], offset: u64
     done == into.len()
 }
 
-/// As [`known`], of a file whose last change is so long ago that the next one carries another time. Waits for that.
+/// As [`file_version`], of a file whose last change is so long ago that the next one carries another time. Waits for
+/// that.
 fn settled(file: &fs::File) -> std::io::Result<SnapshotVersion> {
     let young = |time: SystemTime| time.elapsed().ok().and_then(|age| SETTLED.checked_sub(age));
     // A file whose time lies in the future would be waited for without end.
     if let Some(rest) = young(file.metadata()?.modified()?) {
         std::thread::sleep(rest);
     }
-    known(file)
+    file_version(file)
 }
 
-fn known(file: &fs::File) -> std::io::Result<SnapshotVersion> {
+fn file_version(file: &fs::File) -> std::io::Result<SnapshotVersion> {
     // Each answer makes this call; `metadata` makes one that costs a tenth more.
     let status = rustix::fs::fstat(file)?;
     Ok(SnapshotVersion {

@@ -194,7 +194,7 @@ fn latency_ends() -> impl Iterator<Item = u64> {
 
 impl RestoreStats {
     /// Adds the VMs that are served now.
-    pub(super) fn tell_each(&mut self, mut vms: Vec<VmStats>) {
+    pub(super) fn set_each(&mut self, mut vms: Vec<VmStats>) {
         vms.sort_unstable_by_key(|vm| vm.vm);
         vms.truncate(EACH_MAX);
         self.each = vms;
@@ -315,9 +315,9 @@ mod tests {
         vm.counters.latency.add(1500);
         assert!(!text.contains("quinion_restore_vm_"), "there is no VM");
         let vms = (0..300).map(|number| VmStats { vm: 300 - number, ..VmStats::default() });
-        stats.tell_each(vms.collect());
+        stats.set_each(vms.collect());
         assert_eq!((stats.each.len(), stats.each[0].vm, stats.each[255].vm), (256, 1, 256));
-        stats.tell_each(vec![vm, VmStats { vm: 3, ..VmStats::default() }]);
+        stats.set_each(vec![vm, VmStats { vm: 3, ..VmStats::default() }]);
         let text = stats.prometheus();
         for line in [
             "# TYPE quinion_restore_vm_faults_total counter\nquinion_restore_vm_faults_total{vm=\"3\",",

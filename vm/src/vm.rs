@@ -95,9 +95,9 @@ pub(super) struct VmShared<'a> {
     pub(super) note_fork: &'a dyn Fn(),
     /// Makes a waker that has the VM looked at again.
     pub(super) waker: &'a dyn Fn() -> Waker,
-    pub(super) tell: &'a dyn Fn(&Event),
+    pub(super) emit_event: &'a dyn Fn(&Event),
     /// Called with bytes of the snapshot that the VM was refused, and why.
-    pub(super) tell_poisoned: &'a dyn Fn(Range<u64>, Error),
+    pub(super) report_poisoned: &'a dyn Fn(Range<u64>, Error),
 }
 
 impl VmShared<'_> {

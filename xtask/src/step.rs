@@ -256,7 +256,7 @@ fn stream_watched(mut command: Command, silence_max: Duration) -> Result<Streame
     let errors = if silence_max == Duration::MAX { Stdio::inherit() } else { Stdio::piped() };
     let spawned = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(errors).spawn();
     let mut child = spawned.map_err(|error| Failure::new(format!("it cannot be started: {error}")))?;
-    let read = read_lines(&said_by(&mut child), silence_max);
+    let read = read_lines(&output_lines(&mut child), silence_max);
     let (output, tests) = read.inspect_err(|_| kill(&mut child))?;
     let status = child.wait().map_err(|error| Failure::new(format!("it cannot be waited for: {error}")))?;
     Ok(Streamed { status, output, tests })
@@ -270,7 +270,7 @@ enum OutputLine {
 }
 
 /// The lines that `child` prints. The threads end with its output, or with this program.
-fn said_by(child: &mut Child) -> Receiver<OutputLine> {
+fn output_lines(child: &mut Child) -> Receiver<OutputLine> {
     let (to, said) = mpsc::channel();
     if let Some(errors) = child.stderr.take() {
         let to = to.clone();

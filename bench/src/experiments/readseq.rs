@@ -219,7 +219,7 @@ fn warm(databases: &Shared<Databases>, readers: Readers) -> Case {
     let case = case.compare(THROUGHPUT, OURS, KERNEL).goal(WARM_GOAL);
     let case =
         [P99, P999].into_iter().fold(case, |case, tail| case.compare(tail, OURS, KERNEL).goal(TAIL_GOAL));
-    rows(case, KERNEL).told(MEMORY, OURS).without_warm_up().usually(REPEAT)
+    rows(case, KERNEL).report(MEMORY, OURS).without_warm_up().usually(REPEAT)
 }
 
 fn rows(case: Case, peer: &'static str) -> Case {
@@ -236,7 +236,7 @@ struct Databases {
 type Run = fn(&Databases, Readers) -> Result<Measured, Unmeasured>;
 
 struct Measured {
-    said: BenchOutput,
+    result: BenchOutput,
     cpu_seconds: f64,
     /// The peak of memory; not a number if it was not counted.
     memory_bytes: f64,
@@ -270,12 +270,12 @@ impl Databases {
     ) -> Alternative {
         let databases = Rc::clone(self);
         Alternative::new(name, move |_| {
-            let Measured { said, cpu_seconds, memory_bytes, device_bytes } = run(&databases)?;
-            let [p50, p75, p99, p999] = said.percentiles;
+            let Measured { result, cpu_seconds, memory_bytes, device_bytes } = run(&databases)?;
+            let [p50, p75, p99, p999] = result.percentiles;
             let device = device_bytes.map_or(f64::NAN, |device| device as f64);
             let device = device / bytes(&databases.files)? as f64;
             let memory = memory_bytes / f64::from(1 << 20);
-            Ok(vec![said.ops_per_second / 1e3, p50, p75, p99, p999, cpu_seconds, memory, device])
+            Ok(vec![result.ops_per_second / 1e3, p50, p75, p99, p999, cpu_seconds, memory, device])
         })
     }
 
@@ -419,9 +419,9 @@ fn measure(command: Command, before: fn(&str) -> Option<f64>) -> Result<Measured
     let text = String::from_utf8_lossy(&output.stdout);
     let not_understood =
         |what| Unmeasured::Failed(format!("{what} is not in what db_bench printed:\n{text}"));
-    let said = db_bench::said(&text).ok_or_else(|| not_understood("a result"))?;
+    let result = db_bench::parse_output(&text).ok_or_else(|| not_understood("a result"))?;
     let before = before(&text).ok_or_else(|| not_understood("what the first reading took"))?;
-    Ok(Measured { said, cpu_seconds: cpu_seconds - before, memory_bytes, device_bytes })
+    Ok(Measured { result, cpu_seconds: cpu_seconds - before, memory_bytes, device_bytes })
 }
 
 fn first_reading(text: &str) -> Option<f64> {

@@ -58,7 +58,7 @@ impl Bar {
         Self { bar, start: Instant::now(), expected, done: 0.0, left }
     }
 
-    pub fn tell(&self, what: String) {
+    pub fn set_message(&self, what: String) {
         self.bar.set_message(what);
     }
 

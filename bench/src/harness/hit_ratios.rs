@@ -134,7 +134,7 @@ pub fn table(question: &str, rows: &[Row]) -> String {
     let Some(first) = lines.iter().find(is_ours) else { return text };
     let names: Vec<&str> = first.ratios.iter().map(|(name, _)| *name).collect();
     let mut cells = vec![heading(&names)];
-    cells.extend(lines.iter().filter(is_ours).map(|line| told(line, &names)));
+    cells.extend(lines.iter().filter(is_ours).map(|line| row_cells(line, &names)));
     write_aligned(&mut text, &cells);
     for line in lines.iter().filter(|line| !is_ours(line)) {
         let ratios: Vec<_> = line.ratios.iter().map(|(name, ratio)| format!("{name} {ratio:.2}")).collect();
@@ -151,7 +151,7 @@ fn heading(names: &[&str]) -> Vec<String> {
     cells
 }
 
-fn told(line: &Line, names: &[&str]) -> Vec<String> {
+fn row_cells(line: &Line, names: &[&str]) -> Vec<String> {
     let of = |name: &&str| line.of(name).map_or("-".to_owned(), |ratio| format!("{ratio:.1}"));
     let mut cells = vec![line.case.to_owned()];
     cells.extend(names.iter().map(of));

@@ -39,13 +39,13 @@ pub fn described(settings: &Settings) -> String {
     let mut machine = Report::new();
     machine
         .add("version", "quinion", Value::Text(version()))
-        .add("date", "date", known(date()))
+        .add("date", "date", text_or_unknown(date()))
         .add("kernel", "kernel", line("/proc/sys/kernel/osrelease"))
-        .add("processor", "processor", known(processor()))
+        .add("processor", "processor", text_or_unknown(processor()))
         .add("cores", "cores we may use", cores())
         .add("memory_bytes", "memory we may use", Value::Bytes(quinion::process_limit()))
-        .add("file_system", "file system", known(file_system(folder)))
-        .add("read_ahead_kb", "read_ahead_kb", known(read_ahead(folder)))
+        .add("file_system", "file system", text_or_unknown(file_system(folder)))
+        .add("read_ahead_kb", "read_ahead_kb", text_or_unknown(read_ahead(folder)))
         .add("huge_pages", "2 MiB pages", chosen("/sys/kernel/mm/transparent_hugepage/enabled"))
         .add(
             "huge_shared",
@@ -94,12 +94,12 @@ fn days_of(year: u64) -> [u64; 12] {
     [31, if is_leap { 29 } else { 28 }, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31]
 }
 
-fn known(text: Option<String>) -> Value {
+fn text_or_unknown(text: Option<String>) -> Value {
     text.map_or(Value::Unknown, Value::Text)
 }
 
 fn line(path: &str) -> Value {
-    known(fs::read_to_string(path).ok().map(|text| text.trim().to_owned()))
+    text_or_unknown(fs::read_to_string(path).ok().map(|text| text.trim().to_owned()))
 }
 
 fn cores() -> Value {
@@ -114,7 +114,7 @@ fn processor() -> Option<String> {
 
 /// The word in brackets, by which the kernel marks the current setting.
 fn chosen(path: &str) -> Value {
-    known(fs::read_to_string(path).ok().and_then(|text| in_brackets(&text)))
+    text_or_unknown(fs::read_to_string(path).ok().and_then(|text| in_brackets(&text)))
 }
 
 fn in_brackets(text: &str) -> Option<String> {

@@ -349,7 +349,7 @@ impl Case {
     }
 
     /// A row without a peer: `metric` of `of`, and the series of its last run if it has one.
-    pub fn told(self, metric: &'static str, of: &'static str) -> Self {
+    pub fn report(self, metric: &'static str, of: &'static str) -> Self {
         self.row(Comparison::new(metric, of, None, PeerKind::Bound))
     }
 
@@ -669,7 +669,7 @@ mod tests {
             };
             Ok(vec![Alternative::new("ours", run).with_series("rate", series)])
         });
-        let (rows, _) = case.told("rate", "ours").measure("e", &settings(3), || {}).expect("it runs");
+        let (rows, _) = case.report("rate", "ours").measure("e", &settings(3), || {}).expect("it runs");
         assert_eq!((rows[0].quinion, rows[0].ratio), (Some(6.0), None));
         assert_eq!(rows[0].series.as_ref().map(|series| &series.values[..]), Some(&[3.0, 3.0][..]));
     }

@@ -128,8 +128,8 @@ impl Answer for i64 {
 pub(crate) fn ffi_call<A: Answer>(call: impl FnOnce() -> Result<A>) -> A {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(answer)) => answer,
-        Ok(Err(failure)) => A::of_errno(tell(failure)),
-        Err(panic) => A::of_errno(tell(panicked(panic))),
+        Ok(Err(failure)) => A::of_errno(set_last_error(failure)),
+        Err(panic) => A::of_errno(set_last_error(panicked(panic))),
     }
 }
 
@@ -160,7 +160,7 @@ thread_local! {
 }
 
 #[cold]
-fn tell(failure: Failure) -> i32 {
+fn set_last_error(failure: Failure) -> i32 {
     let (errno, text) = *failure.0;
     let text = CString::new(text.replace('\0', "?")).unwrap_or_default();
     // A thread that is ending has no message any more.

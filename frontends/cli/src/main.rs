@@ -331,7 +331,7 @@ fn run_alone(
     let owner = attach.owner(&build(builder)?, rules);
     let numbers = OwnerStats(Arc::clone(&owner));
     let ended = quinion_run::run(options, planning, owner, &numbers);
-    ended.map_err(|error| open_files::said(&error, error.raw_os_error()))
+    ended.map_err(|error| open_files::describe(&error, error.raw_os_error()))
 }
 
 struct OwnerStats(Arc<quinion_owner::CacheOwner>);
@@ -375,7 +375,7 @@ fn build_cache(memory: Option<Size>) -> Result<quinion::Cache, String> {
 }
 
 fn build(builder: quinion::Builder) -> Result<quinion::Cache, String> {
-    builder.build().map_err(|error| open_files::said(&error, error.raw_os_error()))
+    builder.build().map_err(|error| open_files::describe(&error, error.raw_os_error()))
 }
 
 /// Adds that the cache shrinks while programs are short of memory.

@@ -54,20 +54,20 @@ type Found<'a> = &'a mut dyn FnMut(&Object) -> bool;
 #[link(name = "c")]
 unsafe extern "C" {
     fn dl_iterate_phdr(
-        tell: extern "C" fn(*const Object, usize, *mut c_void) -> c_int,
+        callback: extern "C" fn(*const Object, usize, *mut c_void) -> c_int,
         with: *mut c_void,
     ) -> c_int;
 }
 
 /// Calls `found` with each object, in the order of loading, until it says true.
 pub fn each(mut found: Found<'_>) {
-    extern "C" fn tell(object: *const Object, _: usize, with: *mut c_void) -> c_int {
+    extern "C" fn callback(object: *const Object, _: usize, with: *mut c_void) -> c_int {
         // SAFETY: the C library hands over a loaded object, and back what `each` gave it, which no other code has.
         let (object, found) = unsafe { (&*object, &mut *with.cast::<Found<'_>>()) };
         c_int::from(found(object))
     }
-    // SAFETY: the call hands `found` to `tell` and to no other code, before it returns.
-    unsafe { dl_iterate_phdr(tell, (&raw mut found).cast()) };
+    // SAFETY: the call hands `found` to `callback` and to no other code, before it returns.
+    unsafe { dl_iterate_phdr(callback, (&raw mut found).cast()) };
 }
 
 pub fn for_each_later_object(visit: &mut dyn FnMut(&Names)) {

@@ -281,7 +281,7 @@ fn divert(
     }
     for ((_, step), number) in steps() {
         if let Some(wrapped) = step.wrapped {
-            let at = wrapped.real.known();
+            let at = wrapped.real.resolved_address();
             real::move_all(at, slots + number * SLOT_BYTES + MOVED_AT);
         }
     }

@@ -93,7 +93,7 @@ impl Real {
         if known.is_null() { self.find() } else { known }
     }
 
-    pub fn known(&self) -> usize {
+    pub fn resolved_address(&self) -> usize {
         self.0.load(Ordering::Relaxed) as usize // as in `get`
     }
 
@@ -280,11 +280,12 @@ impl Wrapped {
 
 /// The wrapper of the function at `address`, if there is one; wrappers of its several names do the same.
 pub fn wrapped_at(address: usize) -> Option<&'static Wrapped> {
-    ALL.iter().find(|wrapped| wrapped.real.known() == address && wrapped.wrapper as usize != address)
+    ALL.iter()
+        .find(|wrapped| wrapped.real.resolved_address() == address && wrapped.wrapper as usize != address)
 }
 
 pub fn move_all(from: usize, to: usize) {
-    for wrapped in ALL.iter().filter(|wrapped| wrapped.real.known() == from) {
+    for wrapped in ALL.iter().filter(|wrapped| wrapped.real.resolved_address() == from) {
         wrapped.real.0.store(to as *mut c_void, Ordering::Relaxed); // as in `get`
     }
 }

@@ -39,7 +39,7 @@ use s3s::{Body, S3, S3Error, S3ErrorCode, S3Request, S3Response, S3Result, s3_er
 
 use crate::listen::UnderWay;
 use crate::read::{self, Refusal};
-use crate::routing::{Access, Answer, Query, RoutedRequest, Target, asked, query_of};
+use crate::routing::{Access, Answer, Query, RoutedRequest, Target, query_of, route};
 use crate::signed_url::headers_from_query;
 use crate::upload::{Fault, Trailer, checked};
 use crate::upstream::{self, Upstream};
@@ -149,12 +149,12 @@ impl Endpoint {
         if is_signed_url(&request) {
             headers_from_query(&mut query, &mut request.headers)?;
         }
-        let asked = asked(&request.method, &target, &query)?;
+        let routed = route(&request.method, &target, &query)?;
         let bucket = self.0.buckets.get(&target.bucket).ok_or_else(|| s3_error!(NoSuchBucket))?;
         // A key that the crate `object_store` writes in another way is another object there.
         let path =
             target.key.as_deref().and_then(|key| Path::parse(key).ok().filter(|path| path.as_ref() == key));
-        match (asked, &path) {
+        match (routed, &path) {
             (RoutedRequest::Cached, Some(path)) if !is_for_the_store(&request) => {
                 let S3Request { method, headers, .. } = &request;
                 let read = read::ObjectRead { method, path, query: &query, headers };

@@ -46,7 +46,9 @@ pub fn with_message(mut response: Response<Body>) -> Response<Body> {
     if response.status() < StatusCode::BAD_REQUEST {
         return response;
     }
-    let Some(text) = response.body().bytes().and_then(|document| told(&document)) else { return response };
+    let Some(text) = response.body().bytes().and_then(|document| add_message(&document)) else {
+        return response;
+    };
     if response.headers().contains_key(CONTENT_LENGTH) {
         response.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(text.len()));
     }
@@ -55,7 +57,7 @@ pub fn with_message(mut response: Response<Body>) -> Response<Body> {
 }
 
 /// The document with a message behind the code. `None`: it is none of an error, or has a message.
-fn told(document: &[u8]) -> Option<String> {
+fn add_message(document: &[u8]) -> Option<String> {
     let text = std::str::from_utf8(document).ok()?;
     let (before, rest) = text.split_once("<Error><Code>")?;
     let (code, rest) = rest.split_once("</Code>")?;
@@ -72,7 +74,7 @@ mod tests {
 
     #[test]
     fn an_error_without_a_message_gets_that_of_its_code() {
-        let of = |text: &str| told(text.as_bytes());
+        let of = |text: &str| add_message(text.as_bytes());
         let given = of("<?xml?><Error><Code>NoSuchKey</Code><RequestId>1</RequestId></Error>").unwrap();
         assert!(
             given.starts_with("<?xml?><Error><Code>NoSuchKey</Code><Message>The bucket has no"),

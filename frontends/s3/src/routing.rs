@@ -108,7 +108,7 @@ const LISTS: [&str; 18] = [
 ///
 /// # Errors
 /// `NotImplemented`, `MethodNotAllowed`.
-pub fn asked(method: &Method, target: &Target, query: &Query) -> S3Result<RoutedRequest> {
+pub fn route(method: &Method, target: &Target, query: &Query) -> S3Result<RoutedRequest> {
     use {Access::*, Answer::*};
     let only = |names: &[&str]| query.iter().all(|(name, _)| names.contains(&name.as_str()));
     let has = |name: &str| query.iter().any(|(other, _)| other == name);
@@ -156,7 +156,7 @@ mod tests {
     fn of(method: Method, url: &str) -> Result<RoutedRequest, String> {
         let (path, query) = url.split_once('?').map_or((url, None), |(path, query)| (path, Some(query)));
         let target = Target::of(path).unwrap();
-        asked(&method, &target, &query_of(query)).map_err(|error| error.code().as_str().to_owned())
+        route(&method, &target, &query_of(query)).map_err(|error| error.code().as_str().to_owned())
     }
 
     #[test]

@@ -36,7 +36,7 @@ mod tests {
     use hyper::Method;
 
     use super::*;
-    use crate::routing::{RoutedRequest, Target, asked, query_of};
+    use crate::routing::{RoutedRequest, Target, query_of, route};
 
     /// 1. A client signs a URL by the SDK for JavaScript, which moves its headers into the query.
     /// 2. The endpoint answered that it has no such operation.
@@ -56,7 +56,7 @@ mod tests {
             (&"ENABLED".parse().unwrap(), &"b +".parse().unwrap())
         );
         let target = Target::of("/b/k").unwrap();
-        assert!(matches!(asked(&Method::GET, &target, &vec![]), Ok(RoutedRequest::Cached)));
+        assert!(matches!(route(&Method::GET, &target, &vec![]), Ok(RoutedRequest::Cached)));
         // The same in both places is one header; another one is none that was signed.
         let own = || HeaderMap::from_iter([("x-amz-acl".parse().unwrap(), "private".parse().unwrap())]);
         assert_eq!(taken("x-amz-acl=private", own()).unwrap().1.len(), 1);

@@ -219,7 +219,7 @@ impl Upstream {
         if !status.is_success() && status != StatusCode::NOT_MODIFIED {
             let body = silence.bounding(response.bytes_stream());
             let text = if has_body { document(body, ERROR_BYTES_MAX).await? } else { Bytes::new() };
-            return Err(told_error(status, &String::from_utf8_lossy(&text)));
+            return Err(store_error(status, &String::from_utf8_lossy(&text)));
         }
         let mut headers = shown_headers(response.headers());
         let body = match answer {
@@ -232,7 +232,7 @@ impl Upstream {
                 headers.remove(header::CONTENT_LENGTH);
                 let text = document(silence.bounding(response.bytes_stream()), DOCUMENT_BYTES_MAX).await?;
                 if is_error(&text) {
-                    return Err(told_late(&String::from_utf8_lossy(&text)));
+                    return Err(late_error(&String::from_utf8_lossy(&text)));
                 }
                 self.without_account(text).await.into()
             }
@@ -441,8 +441,8 @@ fn is_error(document: &[u8]) -> bool {
 }
 
 /// The error in a document with the status 200, with the status that its code has.
-fn told_late(text: &str) -> S3Error {
-    let mut error = told_error(StatusCode::INTERNAL_SERVER_ERROR, text);
+fn late_error(text: &str) -> S3Error {
+    let mut error = store_error(StatusCode::INTERNAL_SERVER_ERROR, text);
     if let Some(status) = error.code().status_code() {
         error.set_status_code(status);
     }
@@ -450,7 +450,7 @@ fn told_late(text: &str) -> S3Error {
 }
 
 /// An error of the store's, without its text: that may name the account, or what was signed.
-fn told_error(status: StatusCode, text: &str) -> S3Error {
+fn store_error(status: StatusCode, text: &str) -> S3Error {
     const OF_CREDENTIALS: [&str; 9] = [
         "AuthorizationHeaderMalformed",
         "ExpiredToken",
@@ -613,7 +613,7 @@ mod tests {
         for text in ["", "<?xml", "<Errors>", "<DeleteResult><Error>", "<Error"] {
             assert!(!is_error(text.as_bytes()), "{text}");
         }
-        assert_eq!(told_late("<Error/>").status_code(), Some(StatusCode::SERVICE_UNAVAILABLE));
+        assert_eq!(late_error("<Error/>").status_code(), Some(StatusCode::SERVICE_UNAVAILABLE));
     }
 
     #[tokio::test]
@@ -730,7 +730,7 @@ mod tests {
         let upstream = upstream();
         let text =
             "<Error><Code>SignatureDoesNotMatch</Code><AWSAccessKeyId>own-key</AWSAccessKeyId></Error>";
-        let error = told_error(StatusCode::FORBIDDEN, text);
+        let error = store_error(StatusCode::FORBIDDEN, text);
         assert_eq!(error.code(), &S3ErrorCode::AccessDenied);
         assert!(!format!("{error:?}").contains("own-key"));
         assert_eq!(upstream.redacted("own-key: own-secret".into()).await, "[hidden]: [hidden]");
@@ -741,11 +741,11 @@ mod tests {
 
     #[test]
     fn an_error_of_the_store_keeps_its_code_and_status() {
-        let error = told_error(StatusCode::NOT_FOUND, "<Error><Code>NoSuchUpload</Code></Error>");
+        let error = store_error(StatusCode::NOT_FOUND, "<Error><Code>NoSuchUpload</Code></Error>");
         assert_eq!(error.code(), &S3ErrorCode::NoSuchUpload);
         assert_eq!(error.status_code(), Some(StatusCode::NOT_FOUND));
-        assert_eq!(told_error(StatusCode::NOT_FOUND, "").code(), &S3ErrorCode::NoSuchKey);
-        let strange = told_error(StatusCode::BAD_REQUEST, "<Code><b>x</b></Code>");
+        assert_eq!(store_error(StatusCode::NOT_FOUND, "").code(), &S3ErrorCode::NoSuchKey);
+        let strange = store_error(StatusCode::BAD_REQUEST, "<Code><b>x</b></Code>");
         assert_eq!(strange.code(), &S3ErrorCode::InvalidRequest);
     }
 }

@@ -57,7 +57,7 @@ impl Wakeups {
     }
 
     /// Called by a worker that is about to do something, or to end: a sleeping one is to wait for all futexes.
-    pub(super) fn hand_on(&self, workers: &Workers) {
+    pub(super) fn wake_next_worker(&self, workers: &Workers) {
         // SeqCst, partner: the count of sleepers before a sleep. A worker that sleeps later looks at the futex again.
         if !workers.are_all_awaited() && self.viewers.control().sleepers.load(Ordering::SeqCst) != 0 {
             futex_wake(self.viewers.slots.joined(0), 1);
@@ -161,7 +161,7 @@ impl Shared {
                 self.wakeups.await_viewer(viewer, &mut limits[viewer], &mut futexes, check);
             }
             if let Some(job) = self.requests.take_job() {
-                self.wakeups.hand_on(&self.workers);
+                self.wakeups.wake_next_worker(&self.workers);
                 if self.workers.lacks_one() {
                     let _ = self.start_worker(); // else the event loop does, if this one is kept
                 }
@@ -171,7 +171,7 @@ impl Shared {
             }
             // It is awake: a viewer that asks from here on wakes another worker.
             if self.workers.retires(idle_since) {
-                return self.wakeups.hand_on(&self.workers);
+                return self.wakeups.wake_next_worker(&self.workers);
             }
             self.workers.rest(wake_count, || {
                 // SeqCst twice, partner: `wake_owner`, which looks at this number after its change.

@@ -372,9 +372,9 @@ impl OpenFile {
 
     /// Whether each write sets the file's times, by this kernel's clock, before it changes a byte; `now` are those.
     /// Stores to mapped memory need not. Inodes of 128 bytes on ext4 have whole seconds, which tell of no second write.
-    pub(super) fn tells_of_writes(&self, now: Version) -> bool {
+    pub(super) fn writes_set_times(&self, now: Version) -> bool {
         let has_nanoseconds = now.changed % 1_000_000_000 != 0;
-        self.kind == FileKind::Regular && self.clock.tells_of_writes && has_nanoseconds
+        self.kind == FileKind::Regular && self.clock.writes_set_times && has_nanoseconds
     }
 
     /// Whether the next write is sure to leave another time of change than `version` has. A program may set the time
@@ -677,7 +677,7 @@ pub(super) struct TimestampClock {
     steps: bool,
     pub(super) local: Option<FileTimes>,
     /// Whether each write sets the file's own times, by this kernel's clock, before it changes a byte.
-    tells_of_writes: bool,
+    writes_set_times: bool,
     /// Whether a file is born once. On overlayfs a file of a lower layer is born again when it is opened for writing,
     /// and handles that were open before read and write the same file as those that come later.
     births_last: bool,
@@ -692,7 +692,7 @@ impl TimestampClock {
                 settling: SETTLING_REMOTE,
                 steps: false,
                 local,
-                tells_of_writes: false,
+                writes_set_times: false,
                 births_last: true,
             };
         }
@@ -700,9 +700,9 @@ impl TimestampClock {
         let steps = STEPPING_FILE_SYSTEMS.contains(&magic) && linux() >= STEPPING_LINUX;
         // The file behind an overlay may be another one after its first write.
         let births_last = magic != OVERLAYFS;
-        let tells_of_writes = is_local && births_last;
+        let writes_set_times = is_local && births_last;
         let local = is_local.then_some(times);
-        Self { settling: SETTLING_LOCAL, steps, local, tells_of_writes, births_last }
+        Self { settling: SETTLING_LOCAL, steps, local, writes_set_times, births_last }
     }
 }
 
@@ -933,8 +933,8 @@ mod tests {
         let at = |changed| Version { modified: 0, changed, settled: true, steps: true };
         for (magic, tells) in [(0xef53, true), (TMPFS, true), (OVERLAYFS, false), (0x6969, false)] {
             file.clock = TimestampClock::of(magic);
-            assert_eq!(file.tells_of_writes(at(5_000_000_001)), tells, "{magic:x}");
-            assert!(!file.tells_of_writes(at(5_000_000_000)), "{magic:x}");
+            assert_eq!(file.writes_set_times(at(5_000_000_001)), tells, "{magic:x}");
+            assert!(!file.writes_set_times(at(5_000_000_000)), "{magic:x}");
         }
         file.clock = TimestampClock::of(0xef53);
         assert!(file.has_settled_change(at(5)) && !file.has_settled_change(at(now() + 1_000_000_000)));

@@ -53,7 +53,7 @@ impl FileRevision {
     {
         let file = OpenFile::adopt(request.file).map_err(io::Error::other)?;
         let now = file.attributes()?;
-        if !file.tells_of_writes(now.version) {
+        if !file.writes_set_times(now.version) {
             return Err(rustix::io::Errno::OPNOTSUPP.into());
         }
         if !file.has_settled_change(now.version) {

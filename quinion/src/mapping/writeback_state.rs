@@ -187,7 +187,7 @@ struct WritebackPass {
     at: u64,
     began: Option<Millis>,
     /// How many passes are asked for, this one among them.
-    asked: u8,
+    requested: u8,
 }
 
 #[derive(Debug, Default)]
@@ -418,8 +418,8 @@ impl WritebackState {
     pub fn end_pass(&self, place: WritebackCursor) {
         let pass = &mut self.account().pass;
         if pass.number == place.pass {
-            let asked = pass.asked.saturating_sub(1);
-            *pass = WritebackPass { number: pass.number + 1, asked, ..WritebackPass::default() };
+            let requested = pass.requested.saturating_sub(1);
+            *pass = WritebackPass { number: pass.number + 1, requested, ..WritebackPass::default() };
         }
     }
 
@@ -427,12 +427,12 @@ impl WritebackState {
     pub fn request_pass(&self) {
         let pass = &mut self.account().pass;
         // A pass that is under way may have passed the pages that are meant.
-        pass.asked = if pass.began.is_some() { 2 } else { 1 };
+        pass.requested = if pass.began.is_some() { 2 } else { 1 };
     }
 
     /// Whether such a pass is asked for.
     pub fn is_pass_requested(&self) -> bool {
-        self.account().pass.asked > 0
+        self.account().pass.requested > 0
     }
 
     /// How many syncs have begun: one that begins later and goes well makes durable all flushes that have ended by now.

@@ -69,7 +69,7 @@ pub(super) struct Stream {
     marker: Option<PageIndex>,
     /// Where it ends though the file goes on: a long request that is read in pieces and is no stream yet.
     until: PageIndex,
-    asked_pages: u32,
+    requested_pages: u32,
     /// In pages, or pieces ahead of a strided stream.
     size: u32,
     order: Order,
@@ -91,7 +91,7 @@ impl Stream {
             edge: asked.index,
             marker: None,
             until: NO_END,
-            asked_pages: asked.pages,
+            requested_pages: asked.pages,
             size,
             order: limits.order_min,
             restarts: 0,
@@ -209,8 +209,8 @@ impl Stream {
         if !self.is_long_request() {
             self.size = self.size.min(limits.pages_max);
         }
-        (self.marker, self.asked_pages) = (None, asked.pages);
-        self.order = self.order.max(asked_order(asked.pages, limits));
+        (self.marker, self.requested_pages) = (None, asked.pages);
+        self.order = self.order.max(requested_order(asked.pages, limits));
         let mut windows = match self.way {
             ReadDirection::Forward => self.forward_after_miss(access),
             ReadDirection::Backward => self.backward_after_miss(access),
@@ -226,7 +226,9 @@ impl Stream {
         self.marker = None;
         self.seen = match self.way {
             // At the end of the request, or of the folio, that was met.
-            ReadDirection::Backward => asked.index.plus(u64::from(self.asked_pages.max(self.order.pages()))),
+            ReadDirection::Backward => {
+                asked.index.plus(u64::from(self.requested_pages.max(self.order.pages())))
+            }
             ReadDirection::Forward | ReadDirection::Strided { .. } => asked.index,
         };
         self.grow(limits);
@@ -339,7 +341,7 @@ impl Stream {
             return;
         }
         // Whole requests: part of one is a miss at its first page, however much of the rest is there.
-        let request = u64::from(self.asked_pages.min(limits.pages_max));
+        let request = u64::from(self.requested_pages.min(limits.pages_max));
         let pages = (u64::from(pages) / request).max(1) * request;
         let order = self.window_order();
         let mut start = PageIndex(end.0.saturating_sub(pages));
@@ -396,7 +398,7 @@ pub(super) fn piece_pages(limits: &WindowLimits) -> u32 {
     limits.pages_max.max(ASKED_PAGES_MAX)
 }
 
-pub(super) fn asked_order(pages: u32, limits: &WindowLimits) -> Order {
+pub(super) fn requested_order(pages: u32, limits: &WindowLimits) -> Order {
     let fitting = if pages >= ASKED_FOLIO_PAGES_MIN { Order::fitting(pages) } else { Order::ZERO };
     fitting.min(limits.order_max).max(limits.order_min)
 }

@@ -20,7 +20,7 @@
 use crate::units::PageIndex;
 
 use super::recent::{DetectedPattern, RecentRequests};
-use super::stream::{ReadDirection, Stream, asked_order, piece_pages};
+use super::stream::{ReadDirection, Stream, piece_pages, requested_order};
 use super::window::{ReadRequest, Window, WindowRequest, Windows};
 use super::{AccessPattern, Hint};
 
@@ -108,7 +108,7 @@ impl Streams {
             DetectedPattern::Strided(_) | DetectedPattern::None => {}
         }
         // 4 A stream began there.
-        if let Some(at) = self.known(|stream| stream.begins_again(asked.index)) {
+        if let Some(at) = self.position(|stream| stream.begins_again(asked.index)) {
             return Some(self.restart_loop(at, access));
         }
         // 5 Nothing but the place speaks for a stream.
@@ -122,7 +122,7 @@ impl Streams {
         let WindowRequest { limits, asked, .. } = *access;
         self.clock += 1;
         self.wanted_end = PageIndex(0);
-        if let Some(at) = self.known(|stream| stream.has_marker_on(asked.index)) {
+        if let Some(at) = self.position(|stream| stream.has_marker_on(asked.index)) {
             let stream = self.table[at].as_mut().expect("it was just found");
             stream.used = self.clock;
             self.wanted_end = stream.wanted_end();
@@ -148,7 +148,7 @@ impl Streams {
         let scan_pages = u64::from(limits.pages_max).min(asked.file_pages.saturating_sub(next.0)) as u32;
         let Some(gap) = cached.next_missing(next, scan_pages) else { return Windows::none() };
         let run = (gap.0 - asked.index.0) as u32;
-        let at = self.known(|stream| stream.ends_at(gap));
+        let at = self.position(|stream| stream.ends_at(gap));
         let at = at.unwrap_or_else(|| {
             let from_gap = ReadRequest { index: gap, pages: run.max(asked.pages), ..asked };
             self.insert(Stream::begin(ReadDirection::Forward, gap, from_gap, limits))
@@ -163,8 +163,8 @@ impl Streams {
         // A stream that ends just here before one that has to reach.
         let ends_here =
             |stream: &Stream| follow == ContinuationRule::All && stream.ends_at(access.asked.index);
-        self.known(ends_here).or_else(|| {
-            self.known(|stream| match follow {
+        self.position(ends_here).or_else(|| {
+            self.position(|stream| match follow {
                 ContinuationRule::All => stream.continues(access),
                 ContinuationRule::Requests => {
                     stream.is_long_request() && !stream.is_complete() && stream.continues(access)
@@ -188,15 +188,15 @@ impl Streams {
     /// A forward stream from here on: one that had fetched or read these pages, or was lost just before; or a new one.
     fn resume(&mut self, origin: PageIndex, access: &WindowRequest<'_>) -> Windows {
         let WindowRequest { limits, asked, .. } = *access;
-        if let Some(at) = self.known(|stream| stream.has_ahead(asked.index)) {
+        if let Some(at) = self.position(|stream| stream.has_ahead(asked.index)) {
             self.lost += 1;
             self.table[at].iter_mut().for_each(|stream| stream.shrink(asked.index, limits));
             return self.proceed(at, access);
         }
-        if let Some(at) = self.known(|stream| stream.has_been_at(asked.index)) {
+        if let Some(at) = self.position(|stream| stream.has_been_at(asked.index)) {
             return self.restart_loop(at, access);
         }
-        if let Some(at) = self.known(|stream| stream.was_lost_near(asked.index, limits)) {
+        if let Some(at) = self.position(|stream| stream.was_lost_near(asked.index, limits)) {
             return self.proceed(at, access);
         }
         self.start(Stream::begin(ReadDirection::Forward, origin, asked, limits), access)
@@ -242,10 +242,10 @@ impl Streams {
 
     fn exact(&self, access: &WindowRequest<'_>) -> Window {
         let WindowRequest { limits, asked, .. } = *access;
-        Window { order: asked_order(asked.pages, limits), ..Window::exact(asked.index, asked.pages) }
+        Window { order: requested_order(asked.pages, limits), ..Window::exact(asked.index, asked.pages) }
     }
 
-    fn known(&self, is_it: impl Fn(&Stream) -> bool) -> Option<usize> {
+    fn position(&self, is_it: impl Fn(&Stream) -> bool) -> Option<usize> {
         self.table.iter().map_while(Option::as_ref).position(is_it) // from the front on, and none is taken out
     }
 

@@ -90,16 +90,16 @@ impl Connection {
         {
             return Err(self.named_if_silent(error));
         }
-        let mut answer = self.hear_or_give_up()?;
+        let mut answer = self.receive_or_note_late()?;
         while self.late > 0 && answer.is_some() {
-            let Some(next) = self.hear_or_give_up()? else { break }; // it has ended, and that was its last word
+            let Some(next) = self.receive_or_note_late()? else { break }; // it has ended, and that was its last word
             answer = Some(next);
             self.late -= 1;
         }
         Ok(answer)
     }
 
-    fn hear_or_give_up(&mut self) -> io::Result<Option<Message>> {
+    fn receive_or_note_late(&mut self) -> io::Result<Option<Message>> {
         self.receive().inspect_err(|_| self.late += 1)
     }
 

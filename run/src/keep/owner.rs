@@ -106,7 +106,7 @@ impl std::fmt::Debug for Cache {
 /// The error, in words; the starter was told.
 pub fn keep(keeping: &KeepOptions, build: impl FnOnce() -> Result<Cache, String>) -> Result<(), String> {
     sys::leave_starter().map_err(|error| error.to_string())?;
-    let lock = take_lock().map_err(|error| open_files::said(&error, error.raw_os_error()))?;
+    let lock = take_lock().map_err(|error| open_files::describe(&error, error.raw_os_error()))?;
     let begun = begin(keeping, lock, build);
     let said = match &begun {
         Ok(_) => READY,
@@ -141,7 +141,7 @@ fn begin(
     lock: Lock,
     build: impl FnOnce() -> Result<Cache, String>,
 ) -> Result<ControlSocket, String> {
-    let said = |error: io::Error| open_files::said(&error, error.raw_os_error());
+    let said = |error: io::Error| open_files::describe(&error, error.raw_os_error());
     let KeepOptions { folder, name, idle, attach, rules } = keeping.clone();
     let folder = Folder::open(&folder).map_err(said)?;
     if !folder.is_lock_of(&lock, &name).map_err(said)? {

@@ -90,7 +90,7 @@ impl Screen {
                 bytes.extend(before.give().into_bytes());
             }
             bytes.extend(now.take().into_bytes());
-            self.tell_repairer(&now.give());
+            self.send_to_repairer(&now.give());
             self.taken = Some(now);
         }
         let area = Rect::new(0, 0, now.columns, now.height);
@@ -107,7 +107,7 @@ impl Screen {
     pub fn hide(&mut self) {
         if let Some(taken) = self.taken.take() {
             self.write(taken.give().as_bytes());
-            self.tell_repairer("");
+            self.send_to_repairer("");
         }
     }
 
@@ -126,7 +126,7 @@ impl Screen {
         let _ = self.terminal.write_all(bytes); // a terminal that is gone shows nothing
     }
 
-    fn tell_repairer(&mut self, line: &str) {
+    fn send_to_repairer(&mut self, line: &str) {
         if let Some(repairer) = &mut self.repairer {
             let _ = writeln!(repairer.pipe(), "{line}");
         }

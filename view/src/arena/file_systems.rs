@@ -80,17 +80,17 @@ impl FileSystem {
     /// Looks up the number that `statfs` tells, of which 32 bits count.
     #[inline]
     pub fn of(magic: u64) -> Self {
-        Self::known(|&(_, _, known)| known == magic as u32)
+        Self::find(|&(_, _, known)| known == magic as u32)
     }
 
     /// Looks up the type that a table of mounts names.
     #[inline]
     pub fn named(name: &str) -> Self {
-        Self::known(|&(_, known, _)| known == name)
+        Self::find(|&(_, known, _)| known == name)
     }
 
     #[inline]
-    fn known(is_it: impl Fn(&FileSystemRow) -> bool) -> Self {
+    fn find(is_it: impl Fn(&FileSystemRow) -> bool) -> Self {
         KNOWN.iter().find(|known| is_it(known)).map_or(Self::Other, |&(found, _, _)| found)
     }
 

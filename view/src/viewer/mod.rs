@@ -358,7 +358,7 @@ impl Viewer {
     #[cold]
     pub unsafe fn continue_read(&self, file: &ViewedFile<'_>, wanted: WantedBytes, hit: Hit) -> ReadOutcome {
         if let Some(page) = hit.marker {
-            self.tell_marker(file, page, 0);
+            self.notify_marker(file, page, 0);
         }
         match hit.stopped {
             HitStop::Full => ReadOutcome { bytes: hit.bytes, asked: 0, end: ReadEnd::Full },
@@ -454,7 +454,7 @@ impl Viewer {
         // SAFETY: the caller's promise.
         let hits = unsafe { read_hits(self.view_of(file), wanted, touch) };
         if let Some(page) = hits.marker {
-            self.tell_marker(file, page.0, UNCACHED);
+            self.notify_marker(file, page.0, UNCACHED);
         }
         (hits.bytes, hits.stopped)
     }
@@ -481,7 +481,7 @@ impl Viewer {
         // SAFETY: the caller's promise.
         let hit = unsafe { self.read_hit(file, wanted) };
         if let Some(page) = hit.marker {
-            self.tell_marker(file, page, 0);
+            self.notify_marker(file, page, 0);
         }
         (hit.bytes, hit.stopped)
     }
@@ -555,7 +555,7 @@ impl Viewer {
     }
 
     #[inline]
-    fn tell_marker(&self, file: &ViewedFile<'_>, page: u64, bits: u64) {
+    fn notify_marker(&self, file: &ViewedFile<'_>, page: u64, bits: u64) {
         if file.marker_reported.swap(page + 1, Ordering::Relaxed) != page + 1 {
             let _ = self.notify(Operation::Advance, [file.handle, page | bits, 0]); // a lost hint costs speed only
         }

@@ -20,7 +20,7 @@ use rustix::net::Shutdown;
 use super::connection::{Connection, ConnectionState, HeldUffds, Kind, token};
 use super::greeting::memory_of;
 use super::{DYING, ENDING, ONCE, SOON, Shared};
-use crate::peer::{Handshake, has_one_ended, refusal, say};
+use crate::peer::{Handshake, has_one_ended, refusal, send_message};
 use crate::{Event, OnFailure, PeerError};
 
 impl Shared {
@@ -35,11 +35,11 @@ impl Shared {
         match stage {
             ConnectionState::Greeting { .. } if was_known => {
                 self.table().peers_refused += 1;
-                self.tell(&Event::Refused { process, why: PeerError::HungUp });
+                self.emit_event(&Event::Refused { process, why: PeerError::HungUp });
             }
             ConnectionState::Serving(_) | ConnectionState::Taken if was_known && !is_given_up => {
                 let counters = Box::new(connection.counted());
-                self.tell(&Event::Ended { vm, process, counters });
+                self.emit_event(&Event::Ended { vm, process, counters });
             }
             _ => {}
         }
@@ -102,7 +102,7 @@ impl Shared {
     }
 
     fn give_up(&self, connection: &Connection, kept: HeldUffds, why: PeerError) -> ConnectionState {
-        let _ = say(connection.socket.as_fd(), &refusal(&why), None);
+        let _ = send_message(connection.socket.as_fd(), &refusal(&why), None);
         // Its end is then not taken for one of its own, whichever thread notices it first.
         connection.place().is_given_up = true;
         // Counted before it can end: another thread then forgets the connection, and the server may end.
@@ -113,7 +113,7 @@ impl Shared {
         }
         let killed = self.options.on_failure == OnFailure::Kill && connection.peer.kill();
         let (vm, process) = (connection.number, connection.peer.process());
-        self.tell(&Event::GivenUp { vm, process, why, killed });
+        self.emit_event(&Event::GivenUp { vm, process, why, killed });
         if killed {
             self.await_end(connection);
             return ConnectionState::Dying { _kept: kept };
@@ -134,9 +134,9 @@ impl Shared {
 
     pub(super) fn refused(&self, connection: &Connection, why: PeerError) {
         self.forget(connection);
-        let _ = say(connection.socket.as_fd(), &refusal(&why), None);
+        let _ = send_message(connection.socket.as_fd(), &refusal(&why), None);
         self.table().peers_refused += 1;
-        self.tell(&Event::Refused { process: connection.peer.process(), why });
+        self.emit_event(&Event::Refused { process: connection.peer.process(), why });
     }
 
     /// At the server's end, of a connection that another thread has had for all that time: that waits in the kernel, as
@@ -157,7 +157,7 @@ impl Shared {
     pub(super) fn drop_vm(&self, connection: &Connection) -> bool {
         let (vm, process) = (connection.number, connection.peer.process());
         let killed = self.options.on_failure == OnFailure::Kill && connection.peer.kill();
-        self.tell(&Event::Dropped { vm, process, killed });
+        self.emit_event(&Event::Dropped { vm, process, killed });
         killed
     }
 

@@ -25,7 +25,7 @@ use super::{
     DYING, ENDING, GRACE, GREETINGS, LISTENER, ONCE, REFUSED_MAX, SHORT_OF_DESCRIPTORS, SOON, Shared,
 };
 use crate::message::{BadMessage, DESCRIPTORS_MAX, ParseStep, VmmRegion, check, offer};
-use crate::peer::{Handshake, Peer, drain, has_one_ended, say, wait_for};
+use crate::peer::{Handshake, Peer, drain, has_one_ended, send_message, wait_for};
 use crate::vm::{Source, Vm};
 use crate::{Event, OnFailure, PeerError};
 use quinion::internals::sync::contained;
@@ -63,7 +63,7 @@ impl Shared {
             AcceptState::Crowded(why) => {
                 let was_logged = std::mem::replace(&mut self.table().is_crowd_logged, true);
                 if !was_logged {
-                    self.tell(&Event::CannotAccept(io::Error::other(why)));
+                    self.emit_event(&Event::CannotAccept(io::Error::other(why)));
                 }
                 return self.want_after(LISTENER, DYING);
             }
@@ -85,7 +85,7 @@ impl Shared {
         });
         if let Err(error) = started {
             self.table().accepting -= 1;
-            self.tell(&Event::CannotAccept(error));
+            self.emit_event(&Event::CannotAccept(error));
             self.want_after(LISTENER, SHORT_OF_DESCRIPTORS);
         }
     }
@@ -132,7 +132,7 @@ impl Shared {
             Ok(socket) => self.identify_peer(socket),
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => None,
             Err(error) => {
-                self.tell(&Event::CannotAccept(error.into()));
+                self.emit_event(&Event::CannotAccept(error.into()));
                 self.want_after(LISTENER, SHORT_OF_DESCRIPTORS);
                 return None;
             }
@@ -156,7 +156,7 @@ impl Shared {
                     std::thread::sleep(SOON);
                     continue;
                 }
-                Err(error) => return self.tell(&Event::CannotAccept(error.into())),
+                Err(error) => return self.emit_event(&Event::CannotAccept(error.into())),
             };
             let Some((connection, wrong)) = self.identify_peer(socket) else { return };
             self.table().threads += 1;
@@ -169,7 +169,7 @@ impl Shared {
                 drop(counted);
             });
             if let Err(error) = started {
-                self.tell(&Event::CannotAccept(error));
+                self.emit_event(&Event::CannotAccept(error));
                 // Its memory may have come with it, unread.
                 if self.forget(&peer) {
                     self.drop_vm(&peer);
@@ -224,7 +224,7 @@ impl Shared {
         let image = self.image.as_ref().ok_or(PeerError::NoImage)?;
         greeting.has_image = true;
         let offer = offer(image.len());
-        say(connection.socket.as_fd(), &offer, Some(image.fd())).map_err(PeerError::Socket)
+        send_message(connection.socket.as_fd(), &offer, Some(image.fd())).map_err(PeerError::Socket)
     }
 
     fn make_vm(

@@ -88,7 +88,7 @@ impl Shared {
                 Ok(()) => return,
                 Err(why) => {
                     let _ = socket.send(&TakeoverAnswer::Refused(why.to_string()).packet(), &[]);
-                    self.tell(&Event::NotTakenOver(why));
+                    self.emit_event(&Event::NotTakenOver(why));
                 }
             }
         }
@@ -265,7 +265,7 @@ impl<'a> PausedServer<'a> {
             if shared.forget(&connection) {
                 shared.table().vms_handed_over += 1;
                 let (vm, process) = (connection.number, connection.peer.process());
-                shared.tell(&Event::HandedOver { vm, process });
+                shared.emit_event(&Event::HandedOver { vm, process });
             }
         }
     }

@@ -194,7 +194,7 @@ impl Succession {
     }
 
     /// All VMs are served here: the other lets go of what it has of them.
-    pub(super) fn say_serving(self) {
+    pub(super) fn announce_serving(self) {
         let _ = self.running.send(&TakeoverAnswer::Serving.packet(), &[]); // it may be no more
     }
 

@@ -23,7 +23,7 @@ use rustix::event::epoll::{self, EventFlags};
 use super::connection::{Connection, ConnectionState, ForkState, Kind, token};
 use super::{FORKS_CHECK, ONCE, READ_CHECK, SOON, Shared};
 use crate::message::ready;
-use crate::peer::say;
+use crate::peer::send_message;
 use crate::takeover::SPACES_MAX;
 use crate::vm::{NextWait, Space, Vm, VmShared};
 use crate::{Event, Fill, PeerError};
@@ -31,24 +31,24 @@ use quinion::Error;
 use quinion::internals::sync::contained;
 use quinion::internals::units::PAGE_SIZE;
 
-/// Pages that cannot be read and are told, in a second.
+/// Pages that cannot be read and are reported, in a second.
 const POISONED_EACH_SECOND: u32 = 10;
 
-/// How many such pages were told in the second that began then.
+/// How many such pages were reported in the second that began then.
 #[derive(Debug, Default)]
 pub(super) struct PoisonedQuota {
     since: Option<Instant>,
-    told: u32,
+    reported: u32,
 }
 
 impl PoisonedQuota {
-    /// Whether one more may be told.
+    /// Whether one more may be reported.
     fn take(&mut self, now: Instant) -> bool {
         if self.since.is_none_or(|since| now.duration_since(since) >= Duration::from_secs(1)) {
-            *self = Self { since: Some(now), told: 0 };
+            *self = Self { since: Some(now), reported: 0 };
         }
-        self.told += 1;
-        self.told <= POISONED_EACH_SECOND
+        self.reported += 1;
+        self.reported <= POISONED_EACH_SECOND
     }
 }
 
@@ -121,7 +121,7 @@ impl Shared {
                 match kind {
                     Kind::Beginning => self.begin_vm(connection, vm)?,
                     // Another turn serves it: those that come behind it are to be known soon, too.
-                    Kind::TakenOver => return self.go_on_with_vm(connection, vm),
+                    Kind::TakenOver => return self.resume_vm(connection, vm),
                     _ => {}
                 }
                 if self.serve(connection, vm)? == NextWait::Over {
@@ -149,20 +149,20 @@ impl Shared {
             table.note_vm(connection.number);
         }
         let (number, process, bytes) = (connection.number, connection.peer.process(), vm.bytes());
-        self.tell(&Event::Begun { vm: number, process, bytes });
+        self.emit_event(&Event::Begun { vm: number, process, bytes });
         let (used_bytes, image_bytes) = (vm.image_end(), self.snapshot.identity().bytes);
         if image_bytes > used_bytes {
-            self.tell(&Event::SnapshotLarger { vm: number, process, used_bytes, image_bytes });
+            self.emit_event(&Event::SnapshotLarger { vm: number, process, used_bytes, image_bytes });
         }
         if vm.guard_image()? {
             // A thread that does not listen did not have to wait.
-            let _ = say(connection.socket.as_fd(), &ready(), None);
+            let _ = send_message(connection.socket.as_fd(), &ready(), None);
         }
         self.watch_vm(connection, vm)
     }
 
     /// A VM that another server has served until now.
-    fn go_on_with_vm(&self, connection: &Connection, vm: &mut Vm) -> std::result::Result<(), PeerError> {
+    fn resume_vm(&self, connection: &Connection, vm: &mut Vm) -> std::result::Result<(), PeerError> {
         {
             let mut table = self.table();
             table.vms_total += 1;
@@ -170,7 +170,7 @@ impl Shared {
             table.note_vm(connection.number);
         }
         let (number, process, bytes) = (connection.number, connection.peer.process(), vm.bytes());
-        self.tell(&Event::TakenOver { vm: number, process, bytes });
+        self.emit_event(&Event::TakenOver { vm: number, process, bytes });
         self.watch_peer(connection).map_err(|error| PeerError::Socket(error.into()))?;
         self.watch_vm(connection, vm)?;
         // A fault that the other server has read, and not answered, is told once more.
@@ -212,13 +212,13 @@ impl Shared {
     }
 
     /// Reports some of many poisoned pages: each report costs a line, and a damaged chunk has many.
-    fn tell_poisoned(&self, connection: &Connection, range: Range<u64>, why: Error) {
+    fn report_poisoned(&self, connection: &Connection, range: Range<u64>, why: Error) {
         if !self.poisoned.lock().unwrap_or_else(PoisonError::into_inner).take(Instant::now()) {
             return;
         }
         let (vm, process) = (connection.number, connection.peer.process());
         let snapshot = self.snapshot.name().to_owned();
-        self.tell(&Event::Poisoned { vm, process, snapshot, range, why });
+        self.emit_event(&Event::Poisoned { vm, process, snapshot, range, why });
     }
 
     fn serve(&self, connection: &Connection, vm: &mut Vm) -> std::result::Result<NextWait, PeerError> {
@@ -241,8 +241,8 @@ impl Shared {
             retry_reads: self.options.retry_reads,
             note_fork: &|| connection.set_forks(ForkState::Some),
             waker: &|| self.wakeups.waker(connection.number),
-            tell: &|event: &Event| self.tell(event),
-            tell_poisoned: &|range, why| self.tell_poisoned(connection, range, why),
+            emit_event: &|event: &Event| self.emit_event(event),
+            report_poisoned: &|range, why| self.report_poisoned(connection, range, why),
         };
         let next = vm.serve(&common)?;
         self.unwatch(&vm.take_ended());

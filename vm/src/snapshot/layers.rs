@@ -45,7 +45,7 @@ use quinion::internals::units::PAGE_SIZE;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
-use super::{Assembled, FileIdentity, SnapshotVersion, copy_held, is_packed, known, open_if, settled};
+use super::{Assembled, FileIdentity, SnapshotVersion, copy_held, file_version, is_packed, open_if, settled};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 /// The base and its diffs, at most: each is looked at whenever a VM is answered.
@@ -291,7 +291,7 @@ impl LayerFile {
 
     /// Whether it is not what it was when it was opened.
     pub(super) fn has_changed(&self) -> bool {
-        known(&self.file).ok() != Some(self.opened)
+        file_version(&self.file).ok() != Some(self.opened)
     }
 
     /// Chooses the way to read a file of which all bytes may be wanted.

@@ -435,7 +435,7 @@ impl Vm {
         let ComparedPages { compared, differing } = pages;
         self.count(|counters| counters.stale_bytes += differing * PAGE);
         if let Some((differing, compared)) = replay.note(compared, differing) {
-            (common.tell)(&Event::ReplayStale { differing, compared });
+            (common.emit_event)(&Event::ReplayStale { differing, compared });
         }
     }
 }

@@ -388,7 +388,7 @@ impl Vm {
             }
             Ok(FaultAnswer::Given) => {
                 self.count(|counters| counters.poisoned_bytes += bytes);
-                (common.tell_poisoned)(offset..offset + bytes, source);
+                (common.report_poisoned)(offset..offset + bytes, source);
                 Ok(FaultAnswer::Given)
             }
             other => other,

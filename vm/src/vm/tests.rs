@@ -103,9 +103,9 @@ impl QuietVm {
             replay_ahead_bytes: WARM_BYTES,
             retry_reads: Duration::ZERO,
             waker: &|| Waker::noop().clone(),
-            tell: &|_| (),
+            emit_event: &|_| (),
             note_fork: &|| (),
-            tell_poisoned: &|_, _| (),
+            report_poisoned: &|_, _| (),
         };
         act(&mut self.vm, &common)
     }

@@ -43,7 +43,13 @@ pub fn case(source: &Shared<Target>, settings: &Settings) -> Case {
     let case = Case::new("random 4 KiB", &METRICS, move || {
         let target = source.get()?;
         let of = |name, run: Run| alternative(&target, name, reads, run);
-        Ok(vec![of(FUTURES, futures), of(RAW, raw), of(READ_AT, read_at), of(PREAD, pread), asked()])
+        Ok(vec![
+            of(FUTURES, futures),
+            of(RAW, raw),
+            of(READ_AT, read_at),
+            of(PREAD, pread),
+            requested_bytes(),
+        ])
     });
     let case = case
         .without_warm_up()
@@ -72,7 +78,7 @@ fn alternative(target: &Rc<Target>, name: &'static str, reads: usize, run: Run) 
 }
 
 /// The bytes asked for, each once, in no time: the reference for the device rows.
-fn asked() -> Alternative {
+fn requested_bytes() -> Alternative {
     Alternative::new(ASKED, |_| Ok(vec![f64::NAN, f64::NAN, 1.0, 1.0, 1.0]))
 }
 

@@ -63,7 +63,7 @@ pub fn case(source: &Shared<Target>) -> Case {
             of(PIN, |target| pinned(target, LARGE)),
             of(MMAP, mapped),
             of(RAW, raw),
-            asked(),
+            requested_bytes(),
         ])
     });
     [(READ_SMALL, KERNEL_SMALL), (READ_LARGE, KERNEL_LARGE), (PIN, KERNEL_LARGE)]
@@ -96,7 +96,7 @@ pub fn commands(source: &Shared<Target>) -> Case {
     let case = Case::new("whole command", &METRICS, move || {
         let target = source.get()?;
         let of = |name, run: Run| alternative(&target, name, sys::children_cpu_ns, run);
-        Ok(vec![of("quinion cat", quinion_cat), of("cat", kernel_cat), asked()])
+        Ok(vec![of("quinion cat", quinion_cat), of("cat", kernel_cat), requested_bytes()])
     });
     beside(case.without_warm_up(), "quinion cat", "cat")
         .compare(PROCESS, "quinion cat", ASKED)
@@ -118,7 +118,7 @@ fn alternative(target: &Rc<Target>, name: &'static str, cpu_ns: fn() -> f64, run
 }
 
 /// The bytes asked for, each once, in no time: the reference for the device rows.
-fn asked() -> Alternative {
+fn requested_bytes() -> Alternative {
     let none = [f64::NAN; METRICS.len() - 3];
     Alternative::new(ASKED, move |_| Ok(none.into_iter().chain([1.0; 3]).collect()))
 }

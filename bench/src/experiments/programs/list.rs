@@ -12,7 +12,7 @@ pub struct Program {
     pub name: &'static str,
     /// The program's command line, given whether its files are in memory, Quinion's or the kernel's.
     pub words: Words,
-    pub says: OutputCheck,
+    pub output_check: OutputCheck,
     /// The ratio wanted of its operations per second, if it counts them.
     pub warm_goal: f64,
     pub cold_goal: f64,
@@ -29,7 +29,7 @@ impl Program {
         Self {
             name,
             words,
-            says: OutputCheck::Output,
+            output_check: OutputCheck::Output,
             warm_goal: goal,
             cold_goal: goal,
             repeat: REPEAT,
@@ -37,8 +37,8 @@ impl Program {
         }
     }
 
-    const fn says(self, says: OutputCheck, cold_goal: f64, warm_goal: f64) -> Self {
-        Self { says, cold_goal, warm_goal, ..self }.long()
+    const fn checked_by(self, output_check: OutputCheck, cold_goal: f64, warm_goal: f64) -> Self {
+        Self { output_check, cold_goal, warm_goal, ..self }.long()
     }
 
     const fn long(self) -> Self {
@@ -46,11 +46,11 @@ impl Program {
     }
 
     const fn fio(name: &'static str, words: Words, warm_goal: f64) -> Self {
-        Self::new(name, words).says(OutputCheck::Fio, NOT_WORSE, warm_goal)
+        Self::new(name, words).checked_by(OutputCheck::Fio, NOT_WORSE, warm_goal)
     }
 
     const fn db_bench(benchmark: &'static str, words: Words, warm_goal: f64) -> Self {
-        Self::new(benchmark, words).says(OutputCheck::DbBench(benchmark), 1.0, warm_goal)
+        Self::new(benchmark, words).checked_by(OutputCheck::DbBench(benchmark), 1.0, warm_goal)
     }
 
     const fn quick(self) -> Self {

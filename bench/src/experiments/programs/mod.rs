@@ -169,7 +169,7 @@ fn case(data: &Shared<Data>, program: &'static Program, state: State) -> Case {
         };
         Ok(vec![of(OURS, Plan::ours), of(KERNEL, Plan::kernel)])
     });
-    let case = match program.says {
+    let case = match program.output_check {
         OutputCheck::Output => case,
         OutputCheck::Fio | OutputCheck::DbBench(_) => {
             case.compare(OPERATIONS, OURS, KERNEL).goal(program.goal(state))
@@ -178,9 +178,9 @@ fn case(data: &Shared<Data>, program: &'static Program, state: State) -> Case {
     let case = case.compare(TIME, OURS, KERNEL).goal(program.time_goal(state)).compare(CPU, OURS, KERNEL);
     let case = match state {
         State::Cold => case.compare(MEMORY, OURS, KERNEL).compare(DEVICE, OURS, KERNEL),
-        State::Warm | State::Resident => case.told(MEMORY, OURS),
+        State::Warm | State::Resident => case.report(MEMORY, OURS),
     };
-    case.told(SERVED, OURS).without_warm_up().usually(program.repeat)
+    case.report(SERVED, OURS).without_warm_up().usually(program.repeat)
 }
 
 impl Program {
@@ -188,7 +188,7 @@ impl Program {
         match state {
             State::Warm => self.warm_goal,
             State::Cold => self.cold_goal,
-            State::Resident if matches!(self.says, OutputCheck::DbBench(_)) => COPIED_GOAL,
+            State::Resident if matches!(self.output_check, OutputCheck::DbBench(_)) => COPIED_GOAL,
             State::Resident => NOT_WORSE,
         }
     }
@@ -211,14 +211,15 @@ struct Plan {
     /// Bytes that it reads by calls, without Quinion; `None` if the kernel does not count them.
     read_bytes: Cell<Option<u64>>,
     /// The checksum of its first output, which each later output has to match.
-    said: OnceCell<u64>,
+    checksum: OnceCell<u64>,
 }
 
 impl Plan {
     /// Runs the program once, to see whether it is installed, and what it reads.
     fn new(data: Rc<Data>, program: &'static Program, state: State) -> Result<Self, Unmeasured> {
         let words = (program.words)(&data, state != State::Cold)?;
-        let plan = Self { data, program, state, words, read_bytes: Cell::default(), said: OnceCell::new() };
+        let plan =
+            Self { data, program, state, words, read_bytes: Cell::default(), checksum: OnceCell::new() };
         let turn = plan.whole(plan.command())?;
         plan.read_bytes.set(turn.read_bytes);
         Ok(plan)
@@ -268,7 +269,7 @@ impl Plan {
     }
 
     fn whole(&self, command: Command) -> Result<ProgramRun, Unmeasured> {
-        let turn = run_and_parse(command, self.program.says)?;
+        let turn = run_and_parse(command, self.program.output_check)?;
         self.check(turn)
     }
 
@@ -278,7 +279,7 @@ impl Plan {
         let task = WorkerTask::new(JOB)
             .with(turn::OWNERS, owners)
             .with(turn::FOLDER, self.data.path().display())
-            .with(turn::SAYS, self.program.says.written())
+            .with(turn::SAYS, self.program.output_check.written())
             .with(turn::BEFORE, self.state.turns_before())
             .with(turn::WORDS, turn::joined(&self.words));
         let turn = ProgramRun::of(&task.run_by(run)?);
@@ -286,7 +287,7 @@ impl Plan {
     }
 
     fn check(&self, turn: ProgramRun) -> Result<ProgramRun, Unmeasured> {
-        if *self.said.get_or_init(|| turn.said) == turn.said {
+        if *self.checksum.get_or_init(|| turn.checksum) == turn.checksum {
             return Ok(turn);
         }
         let words = self.words.join(" ");

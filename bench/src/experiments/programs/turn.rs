@@ -104,7 +104,7 @@ pub struct ProgramRun {
     pub cpu_seconds: f64,
     /// Bytes that it read by calls, if the kernel counts them.
     pub read_bytes: Option<u64>,
-    pub said: u64,
+    pub checksum: u64,
 }
 
 impl ProgramRun {
@@ -116,14 +116,14 @@ impl ProgramRun {
             seconds: answer.number(SECONDS),
             cpu_seconds: answer.number(CPU),
             read_bytes: answer.list(READ).first().map(|&bytes| bytes as u64),
-            said: half(0) << 32 | half(1),
+            checksum: half(0) << 32 | half(1),
         }
     }
 
     fn answer(self) -> Answer {
         let answer = Answer::default().with(SECONDS, [self.seconds]).with(CPU, [self.cpu_seconds]);
         let answer = answer.with(OPERATIONS, [self.operations]);
-        let halves = [self.said >> 32, self.said & u64::from(u32::MAX)];
+        let halves = [self.checksum >> 32, self.checksum & u64::from(u32::MAX)];
         let answer = answer.with(SAID, halves.map(|half| half as f64));
         self.read_bytes.map_or(answer.clone(), |bytes| answer.with(READ, [bytes as f64]))
     }
@@ -198,11 +198,11 @@ pub fn run_and_parse(mut command: Command, says: OutputCheck) -> Result<ProgramR
         let last = wrong.trim_end().rsplit(['\n', '\r']).next().unwrap_or_default();
         return Err(Unmeasured::Failed(format!("{program} ended with {status}: {last}")));
     }
-    let (operations, said) = says.parse(&output).ok_or_else(|| {
+    let (operations, checksum) = says.parse(&output).ok_or_else(|| {
         let output = String::from_utf8_lossy(&output);
         Unmeasured::Failed(format!("what {program} printed is not understood:\n{output}{wrong}"))
     })?;
-    Ok(ProgramRun { operations, seconds, cpu_seconds, read_bytes, said })
+    Ok(ProgramRun { operations, seconds, cpu_seconds, read_bytes, checksum })
 }
 
 fn read_all(child: &mut Child) -> Result<(Vec<u8>, String), Unmeasured> {
@@ -265,7 +265,7 @@ mod tests {
             seconds: 2.0,
             cpu_seconds: 3.0,
             read_bytes: Some(4),
-            said: 0x0123_4567_89ab_cdef,
+            checksum: 0x0123_4567_89ab_cdef,
         };
         assert_eq!(ProgramRun::of(&turn.answer()), turn);
         for says in [OutputCheck::Output, OutputCheck::Fio, OutputCheck::DbBench("readseq")] {
@@ -280,7 +280,7 @@ mod tests {
         plain(&mut command);
         let turn = run_and_parse(command, OutputCheck::Output).expect("it runs");
         assert!(turn.read_bytes.is_none_or(|bytes| bytes >= 2_000_000), "{turn:?}");
-        assert_eq!(turn.said, sum(b"1000000\n".as_slice()));
+        assert_eq!(turn.checksum, sum(b"1000000\n".as_slice()));
         let mut command = Command::new("sh");
         command.args(["-c", "echo why >&2; exit 3"]);
         let wrong = run_and_parse(command, OutputCheck::Output).expect_err("it failed").to_string();

@@ -192,10 +192,10 @@ fn all_policies(trace: &Rc<Trace>, pages: usize, came: FetchOrigin) -> Vec<Alter
     let ours = move |policy: NewPolicy| {
         move |trace: &Trace| percent_of(trace, Ours::new(&trace.places, pages, policy(), came))
     };
-    let of = |name, ask: fn(&Trace, usize) -> f64| asked(trace, name, move |trace| ask(trace, pages));
+    let of = |name, ask: fn(&Trace, usize) -> f64| alternative(trace, name, move |trace| ask(trace, pages));
     vec![
-        asked(trace, OURS, ours(DEFAULT_POLICY)),
-        asked(trace, "two lists", ours(TWO_LISTS)),
+        alternative(trace, OURS, ours(DEFAULT_POLICY)),
+        alternative(trace, "two lists", ours(TWO_LISTS)),
         of(LINUX, |trace, pages| percent_of(trace, Linux::new(trace.unique(), pages))),
         of(S3_FIFO, |trace, pages| percent_of(trace, S3Fifo::new(trace.unique(), pages))),
         of("FIFO", |trace, pages| percent_of(trace, Fifo::new(trace.unique(), pages))),
@@ -209,7 +209,7 @@ fn all_policies(trace: &Rc<Trace>, pages: usize, came: FetchOrigin) -> Vec<Alter
     ]
 }
 
-fn asked(trace: &Rc<Trace>, name: &'static str, ask: impl Fn(&Trace) -> f64 + 'static) -> Alternative {
+fn alternative(trace: &Rc<Trace>, name: &'static str, ask: impl Fn(&Trace) -> f64 + 'static) -> Alternative {
     let trace = Rc::clone(trace);
     Alternative::new(name, move |_| Ok(vec![ask(&trace)]))
 }

@@ -623,7 +623,7 @@ impl TinyLfu {
 /// become fewer, by ever smaller steps; a large change of the hits makes the step large again.
 struct Climber {
     sample: usize,
-    asked: usize,
+    references: usize,
     hits: usize,
     before: Option<f64>,
     step_max: f64,
@@ -640,7 +640,7 @@ impl Climber {
         let step_max = pages_max as f64 * Self::STEP_SHARE;
         Self {
             sample: pages_max * Self::SAMPLE_SHARE,
-            asked: 0,
+            references: 0,
             hits: 0,
             before: None,
             step_max,
@@ -650,13 +650,13 @@ impl Climber {
 
     /// Counts a reference; at the end of a sample, by how many pages the window is to change.
     fn note(&mut self, is_hit: bool) -> Option<f64> {
-        self.asked += 1;
+        self.references += 1;
         self.hits += usize::from(is_hit);
-        if self.asked < self.sample {
+        if self.references < self.sample {
             return None;
         }
-        let now = self.hits as f64 / self.asked as f64;
-        (self.asked, self.hits) = (0, 0);
+        let now = self.hits as f64 / self.references as f64;
+        (self.references, self.hits) = (0, 0);
         let change = now - self.before.replace(now).unwrap_or(now);
         let towards = if change >= 0.0 { self.step } else { -self.step };
         let is_large = change.abs() >= Self::LARGE_CHANGE;

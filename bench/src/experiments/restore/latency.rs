@@ -122,10 +122,10 @@ const PEERS: [(&str, Run); 8] = [
 
 fn alternative(fixture: &Rc<LatencyFixture>, name: &'static str, run: Run) -> Alternative {
     let fixture = Rc::clone(fixture);
-    Alternative::new(name, move |_| run(&fixture).map(|taken| told(&taken))).excused(METRICS.len())
+    Alternative::new(name, move |_| run(&fixture).map(|taken| summary(&taken))).excused(METRICS.len())
 }
 
-fn told(taken: &[f64]) -> Vec<f64> {
+fn summary(taken: &[f64]) -> Vec<f64> {
     let mean = taken.iter().sum::<f64>() / taken.len() as f64;
     vec![percentile(taken, 0.5), percentile(taken, 0.99), mean]
 }

@@ -198,7 +198,7 @@ fn case(name: String, files: &Shared<Files>, situation: Situation) -> Case {
     Way::ALL
         .into_iter()
         .filter(|way| *way != Way::Plain)
-        .fold(case, |case, way| case.told(THROUGHPUT, way.name()).told(KSWAPD_TIME, way.name()))
+        .fold(case, |case, way| case.report(THROUGHPUT, way.name()).report(KSWAPD_TIME, way.name()))
 }
 
 fn pinned_rows(case: Case) -> Case {

@@ -65,9 +65,9 @@ pub fn case(settings: &Settings) -> Case {
     case.compare("time", SINGLE, NAIVE)
         .compare("cpu", SINGLE, NAIVE)
         .compare("descents", SINGLE, NAIVE)
-        .told("splits", SINGLE)
-        .told("splits", NAIVE)
-        .told("shadows found", SINGLE)
+        .report("splits", SINGLE)
+        .report("splits", NAIVE)
+        .report("shadows found", SINGLE)
 }
 
 /// How much is read, through how large a cache: less than the file of 2^`pages_log2` pages; and by how many.

@@ -224,16 +224,16 @@ fn restore(arguments: &Arc<Arguments>) -> Result<ExitCode, String> {
     let metrics = if arguments.replace { late(start_metrics, &bar) } else { early };
     let (snapshot, socket) = (shown_layers(arguments), arguments.socket.display());
     let bytes = size::shown(server.image().bytes);
-    say(&bar, &format!("serving {snapshot} ({bytes}) on {socket}"));
+    print_message(&bar, &format!("serving {snapshot} ({bytes}) on {socket}"));
     if let Some(address) = metrics.as_ref().and_then(Metrics::address) {
-        say(&bar, &format!("numbers for Prometheus at http://{address}/metrics"));
+        print_message(&bar, &format!("numbers for Prometheus at http://{address}/metrics"));
     }
-    if let Err(wrong) = ready::tell("READY=1") {
-        say(&bar, &wrong);
+    if let Err(wrong) = ready::notify("READY=1") {
+        print_message(&bar, &wrong);
     }
     watch(&server, &ending, metrics.as_ref(), &bar);
     // It takes a moment to end the VMs and to write the record.
-    let _ = ready::tell("STOPPING=1");
+    let _ = ready::notify("STOPPING=1");
     bar.finish_and_clear();
     let (record, is_replaced) = (server.record(), server.is_replaced());
     let stats = server.stop();
@@ -243,7 +243,7 @@ fn restore(arguments: &Arc<Arguments>) -> Result<ExitCode, String> {
     }
     let written = record.as_ref().zip(arguments.record.as_ref()).map_or(Ok(()), |(record, path)| {
         if record.is_empty() {
-            say(
+            print_message(
                 &bar,
                 &format!("no page was recorded; a record that {} has already is left there", path.display()),
             );
@@ -273,7 +273,7 @@ fn late(start: impl Fn() -> Result<Option<Metrics>, String>, bar: &ProgressBar) 
             Ok(metrics) => return metrics,
             Err(_) if Instant::now() < until => std::thread::sleep(SIGNAL_CHECK),
             Err(wrong) => {
-                say(bar, &format!("{wrong}; the VMs are served without metrics"));
+                print_message(bar, &format!("{wrong}; the VMs are served without metrics"));
                 return None;
             }
         }
@@ -393,7 +393,7 @@ fn start(arguments: &Arguments, signals: Arc<OwnedFd>, bar: &ProgressBar) -> Res
         Failure::Leave => OnFailure::Leave,
     };
     let bar = bar.clone();
-    options.observer = Some(Arc::new(move |event: &Event| say(&bar, &event.to_string())));
+    options.observer = Some(Arc::new(move |event: &Event| print_message(&bar, &event.to_string())));
     Server::start_layers(&cache, &layers, &arguments.socket, options).map_err(|error| {
         match error.kind() {
             quinion::ErrorKind::NoMemory => no_room(arguments, &layers, &cache),
@@ -426,7 +426,7 @@ fn record_of(path: &Path, image: ImageIdentity, bar: &ProgressBar) -> Result<Opt
         }
         error => named(path, &error),
     })?;
-    read.remarks.iter().for_each(|remark| say(bar, remark));
+    read.remarks.iter().for_each(|remark| print_message(bar, remark));
     Ok(read.record)
 }
 
@@ -462,7 +462,7 @@ fn line(stats: &RestoreStats) -> String {
     format!("{} VMs, {} faults, p99 {p99} us, {supplied} supplied", stats.vms, counters.faults)
 }
 
-fn say(bar: &ProgressBar, text: &str) {
+fn print_message(bar: &ProgressBar, text: &str) {
     bar.suspend(|| crate::complain_only(&text));
 }
 

@@ -12,7 +12,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 ///
 /// # Errors
 /// The manager cannot be told, in words.
-pub fn tell(state: &str) -> Result<(), String> {
+pub fn notify(state: &str) -> Result<(), String> {
     let Some(name) = std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty()) else { return Ok(()) };
     let sent = address(&name).and_then(|to| UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &to));
     sent.map(drop).map_err(|error| {

@@ -72,7 +72,7 @@ impl Panel {
             draw(row(at), &mut buffer);
         }
         for (store, at) in sample.stores.iter().zip(ROWS_OF_NUMBERS..area.height) {
-            draw_file(row(at), &mut buffer, &store.prefix, &known_of(store));
+            draw_file(row(at), &mut buffer, &store.prefix, &store_text(store));
         }
         buffer
     }
@@ -167,7 +167,7 @@ fn disk(sample: &Sample) -> String {
     )
 }
 
-fn known_of(store: &StoreSample) -> String {
+fn store_text(store: &StoreSample) -> String {
     let (gets, bytes) = (store.number("quinion_store_gets"), store.number("quinion_store_fetched_bytes"));
     format!("{gets} GETs, {}; first byte, ms:{}", shown(bytes as u64), latencies(store))
 }

@@ -210,6 +210,8 @@ struct Shared {
     threads_max: usize,
     /// How far reads may run ahead of a VM that walks through its memory.
     reach_bytes: u64,
+    /// How far all VMs' reads of a replayed record may be ahead.
+    replay_share_bytes: u64,
     table: Mutex<Table>,
     poisoned: Mutex<PoisonedQuota>,
 }
@@ -325,6 +327,7 @@ impl Server {
             recorder: recorder.map(Mutex::new),
             replay: record.as_ref().map(|record| replay_of(record, cache, &snapshot)),
             threads_max: options.vms_max + REFUSED_MAX + stuck_max,
+            replay_share_bytes: cache.stats().memory_bytes / REPLAY_AHEAD_SHARE,
             reach_bytes: (cache.stats().memory_bytes / (options.vms_max * 2 * STREAMS) as u64)
                 .clamp(REACH.start, REACH.end),
             options,
@@ -615,8 +618,7 @@ impl Shared {
             return WARM_BYTES;
         }
         let vms = self.table().vms.len().max(1) as u64;
-        let share = self.cache.stats().memory_bytes / REPLAY_AHEAD_SHARE / vms;
-        share.clamp(REPLAY_AHEAD.start, REPLAY_AHEAD.end)
+        (self.replay_share_bytes / vms).clamp(REPLAY_AHEAD.start, REPLAY_AHEAD.end)
     }
 
     fn wake_worker(&self) {

@@ -329,8 +329,9 @@ impl Uffd {
 
     /// Whether the process whose memory it is is no more.
     pub fn is_over(&self) -> bool {
-        // The lowest pages cannot be mapped, so this changes nothing.
-        matches!(self.zero(4096..8192).stop, Some(CopyStop::Over))
+        // No mapping is as long as this and begins so low, so this changes nothing. (Below `mmap_min_addr`, where none
+        // can be, some kernels refuse the range before they look for the process.)
+        matches!(self.zero(1 << 20..1 << 38).stop, Some(CopyStop::Over))
     }
 
     /// Adds what is to be read now to `messages`; waits for nothing. How many were read: none, if nothing is there.

@@ -109,7 +109,10 @@ fn a_fork_that_outlives_its_machine_is_served_to_its_end() {
     monitor.does("touch 0 100 2");
     let folder = tempfile::tempdir().unwrap();
     let outcome = folder.path().join("outcome");
-    monitor.does(&format!("orphan {} balloon 50 20 dontneed; touch 0 400 2", outcome.display()));
+    monitor.does(&format!(
+        "orphan {} balloon 50 20 dontneed; fork touch 0 300 1; touch 0 400 2",
+        outcome.display()
+    ));
     monitor.kill();
     let since = Instant::now();
     while !outcome.exists() && since.elapsed() < Duration::from_secs(60) {

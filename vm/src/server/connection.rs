@@ -10,7 +10,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::epoll::EventData;
 
@@ -153,8 +153,15 @@ impl Connection {
         self.place().forks
     }
 
-    pub(super) fn set_forks(&self, forks: ForkState) {
-        self.place().forks = forks;
+    pub(super) fn note_fork(&self) {
+        let mut place = self.place();
+        if place.forks == ForkState::None {
+            place.forks = ForkState::Some; // an orphan's fork is one, too
+        }
+    }
+
+    pub(super) fn set_orphaned(&self) {
+        self.place().forks = ForkState::Orphaned;
     }
 
     pub(super) fn may_greet(&self) -> bool {
@@ -182,6 +189,18 @@ impl Connection {
     pub(super) fn take_if(&self, is_so: impl FnOnce(&ConnectionState) -> bool) -> Option<ConnectionState> {
         let mut place = self.place();
         is_so(&place.stage).then(|| std::mem::replace(&mut place.stage, ConnectionState::Taken))
+    }
+
+    /// Takes the connection of a peer that greets and was accepted so long ago. It has been no VM, also if its end is
+    /// noticed before it is refused.
+    pub(super) fn take_late(&self, late_after: Duration) -> bool {
+        let mut place = self.place();
+        let is_late =
+            matches!(place.stage, ConnectionState::Greeting { since } if since.elapsed() >= late_after);
+        if is_late {
+            (place.stage, place.is_given_up) = (ConnectionState::Taken, true);
+        }
+        is_late
     }
 
     /// Sets whether workers leave the connection alone, as while it is handed over to another server.

@@ -126,7 +126,9 @@ impl Shared {
     pub(super) fn await_end(&self, connection: &Connection) {
         let (number, Some(alive)) = (connection.number, connection.peer.alive()) else { return };
         match epoll::add(&self.epoll, alive, token(number, Kind::Process), ONCE) {
-            Ok(()) | Err(Errno::EXIST) => {}
+            Ok(()) => {}
+            // It may have been reported before, as of a process whose forks were served on.
+            Err(Errno::EXIST) => self.arm(alive, number, Kind::Process),
             Err(_) if has_one_ended(iter::once(connection.end())) => self.end_connection(connection),
             Err(_) => self.want_after(number, DYING),
         }

@@ -283,22 +283,17 @@ impl Shared {
     /// Ends greetings that are so late that their threads must be waiting in the kernel, and is called again when the
     /// next is as late. Any worker may call it.
     pub(super) fn end_late_greetings(&self) {
-        let (now, late_after) = (Instant::now(), self.options.greeting + GRACE);
+        let late_after = self.options.greeting + GRACE;
         let all: Vec<Arc<Connection>> = self.table().connections.values().cloned().collect();
-        let is_late = |stage: &ConnectionState| match stage {
-            ConnectionState::Greeting { since } => now >= *since + late_after,
-            _ => false,
-        };
         let (late, others): (Vec<_>, Vec<_>) =
-            all.into_iter().partition(|connection| connection.take_if(is_late).is_some());
+            all.into_iter().partition(|connection| connection.take_late(late_after));
         // Before anything is told: an observer may block.
         if let Some(since) = others.iter().filter_map(|connection| connection.greets_since()).min() {
-            self.want_after(GREETINGS, (since + late_after).saturating_duration_since(now));
+            self.want_after(GREETINGS, (since + late_after).saturating_duration_since(Instant::now()));
         }
         for connection in late {
             // A peer that is silent is refused by its thread. This one waits in the kernel, or for the snapshot's disk,
-            // and may have the peer's memory. It has been no VM, also if its end is noticed before it is refused.
-            connection.place().is_given_up = true;
+            // and may have the peer's memory.
             if self.options.on_failure == OnFailure::Kill {
                 connection.peer.kill();
             }

@@ -107,14 +107,11 @@ impl Shared {
     ) -> std::result::Result<(), PeerError> {
         match stage {
             // Nothing that it still sends matters. Without a process, its end is the VM's.
-            ConnectionState::Serving(vm) if is_peers_end(connection, kind) => {
-                if vm.has_living_forks() {
-                    connection.set_forks(ForkState::Orphaned);
-                    self.serve(connection, vm)?;
-                } else {
-                    *stage = ConnectionState::Over;
-                    self.end_connection(connection);
-                }
+            ConnectionState::Serving(_)
+                if is_peers_end(connection, kind) && connection.forks() == ForkState::None =>
+            {
+                *stage = ConnectionState::Over;
+                self.end_connection(connection);
             }
             // Whichever event it was: faults that arrived meanwhile are reported by no other event.
             ConnectionState::Serving(vm) => {
@@ -122,6 +119,8 @@ impl Shared {
                     Kind::Beginning => self.begin_vm(connection, vm)?,
                     // Another turn serves it: those that come behind it are to be known soon, too.
                     Kind::TakenOver => return self.resume_vm(connection, vm),
+                    // Whether forks of it live is found out below.
+                    _ if is_peers_end(connection, kind) => connection.set_orphaned(),
                     _ => {}
                 }
                 if self.serve(connection, vm)? == NextWait::Over {
@@ -239,7 +238,7 @@ impl Shared {
             reach_bytes: self.reach_bytes,
             replay_ahead_bytes: self.replay_ahead_bytes(),
             retry_reads: self.options.retry_reads,
-            note_fork: &|| connection.set_forks(ForkState::Some),
+            note_fork: &|| connection.note_fork(),
             waker: &|| self.wakeups.waker(connection.number),
             emit_event: &|event: &Event| self.emit_event(event),
             report_poisoned: &|range, why| self.report_poisoned(connection, range, why),

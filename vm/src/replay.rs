@@ -13,7 +13,8 @@
 //! tier reads and compares 64 KiB at once ([`ReplayReads::REMOTE`]). Bytes that are read beyond the record's pages stay
 //! in the cache, where later batches find them. So an object whose pages lie scattered is fetched once, if it fits:
 //! gaps are left out if all that is read would be more than half of the cache ([`ReplayReads::REMOTE_SPARSE`]). Each 64
-//! KiB is a range of its own, because the tier has a range whole or not at all; the store's backend joins them.
+//! KiB is a range of its own, because the tier has a range whole or not at all; the store's backend joins them. Pages
+//! that lie alone are read alone.
 //!
 //! Large sorted reads are what a device is fast at; the order of touch is what a VM waits for. So the record is sorted
 //! in batches: small at first, since the VM begins with them, and large later, when the replay is ahead. Pieces do not
@@ -82,14 +83,18 @@ impl ReplayReads {
 
     /// The ranges to be read for `entries`, which are in the image's order.
     fn of_pages(self, entries: &[RecordedPage]) -> impl Iterator<Item = Range<u64>> + '_ {
-        let (unit, unit_bytes) = (self.unit_pages, u64::from(self.unit_pages) * PAGE);
+        let unit = self.unit_pages;
         let runs = entries.chunk_by(move |a, b| b.page - a.page <= self.gap_pages_max + 1);
         runs.flat_map(move |run| {
-            let (first, end) = (run[0].page / unit, run[run.len() - 1].page / unit + 1);
-            let step = if self.splits_units { 1 } else { end - first };
-            (first..end)
+            let (first, last) = (run[0].page, run[run.len() - 1].page);
+            // Of pages that lie alone no others are read.
+            let is_alone = first / unit == last / unit;
+            let (begin, end) =
+                if is_alone { (first, last + 1) } else { (first / unit * unit, (last / unit + 1) * unit) };
+            let step = if self.splits_units && !is_alone { unit } else { end - begin };
+            (begin..end)
                 .step_by(step as usize)
-                .map(move |from| u64::from(from) * unit_bytes..u64::from((from + step).min(end)) * unit_bytes)
+                .map(move |from| u64::from(from) * PAGE..u64::from((from + step).min(end)) * PAGE)
         })
     }
 }
@@ -247,7 +252,8 @@ mod tests {
         let (pages, reads) = replayed(&replay, 1 << 20, 1 << 20);
         assert_eq!(pages, [3, 17, 70, 130, 511, 512]);
         let unit = |number: u64| 16 * number * PAGE..16 * (number + 1) * PAGE;
-        let read: Vec<_> = (0..9).chain([31, 32]).map(unit).collect();
+        let alone = |page: u64| page * PAGE..(page + 1) * PAGE;
+        let read: Vec<_> = (0..9).map(unit).chain([511, 512].map(alone)).collect();
         assert_eq!(reads, read);
     }
 
@@ -257,7 +263,7 @@ mod tests {
         let read = |memory| bytes_of(ReplayReads::remote(&record, memory).of_pages(record.entries()));
         let all = 1000 * 100 * PAGE;
         assert!((all - 100 * PAGE..=all).contains(&read(4 * all)), "{}", read(4 * all));
-        assert_eq!(read(all), 1000 * 16 * PAGE);
+        assert_eq!(read(all), 1000 * PAGE);
     }
 
     #[test]

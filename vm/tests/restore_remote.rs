@@ -132,10 +132,10 @@ impl Fixture {
         Plan::new(self.sockets.path().join("socket"), self.source.image)
     }
 
+    /// An event has these words. It follows the end of a machine that is killed.
     #[track_caller]
     fn told(&self, words: &str) {
-        let events = self.events.lock().unwrap();
-        assert!(events.iter().any(|event| event.contains(words)), "{words}: {events:#?}");
+        until(words, || self.events.lock().unwrap().iter().any(|event| event.contains(words)));
     }
 }
 

@@ -48,7 +48,7 @@ const COMPARED_MIN: u64 = 256;
 /// How the pages of a record are read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReplayReads {
-    /// Reads begin and end at multiples of so many pages of the image: a power of two, [`PIECE_PAGES`] at most.
+    /// Reads begin and end at multiples of so many pages of the image: a power of two, 64 at most.
     pub(super) unit_pages: u32,
     /// The longest gap that is read with what lies around it, in pages.
     pub(super) gap_pages_max: u32,
@@ -77,18 +77,24 @@ impl ReplayReads {
     pub(super) fn remote(record: &FaultRecord, memory_bytes: u64) -> Self {
         let mut entries = record.entries().to_vec();
         entries.sort_unstable_by_key(|entry| entry.page);
-        let read = bytes_of(Self::REMOTE.of_pages(&entries));
+        let read = bytes_of(Self::REMOTE.of_pages(&entries, &named_pages(&entries)));
         if read <= memory_bytes / 2 { Self::REMOTE } else { Self::REMOTE_SPARSE }
     }
 
-    /// The ranges to be read for `entries`, which are in the image's order.
-    fn of_pages(self, entries: &[RecordedPage]) -> impl Iterator<Item = Range<u64>> + '_ {
+    /// The ranges to be read for `entries`, which are in the image's order, of a record that names the pages `named`.
+    fn of_pages<'e>(
+        self,
+        entries: &'e [RecordedPage],
+        named: &'e [u64],
+    ) -> impl Iterator<Item = Range<u64>> + 'e {
         let unit = self.unit_pages;
         let runs = entries.chunk_by(move |a, b| b.page - a.page <= self.gap_pages_max + 1);
         runs.flat_map(move |run| {
             let (first, last) = (run[0].page, run[run.len() - 1].page);
-            // Of pages that lie alone no others are read.
-            let is_alone = first / unit == last / unit;
+            // Of pages that lie alone in the record no others are read.
+            let of_unit =
+                named[first as usize / 64] >> (first / unit * unit % 64) & (u64::MAX >> (64 - unit));
+            let is_alone = first / unit == last / unit && of_unit.count_ones() as usize == run.len();
             let (begin, end) =
                 if is_alone { (first, last + 1) } else { (first / unit * unit, (last / unit + 1) * unit) };
             let step = if self.splits_units && !is_alone { unit } else { end - begin };
@@ -101,6 +107,13 @@ impl ReplayReads {
 
 /// Gaps are as long as a unit, or two runs could share one, which would be read twice.
 const _: () = assert!(ReplayReads::REMOTE_SPARSE.gap_pages_max >= ReplayReads::REMOTE_SPARSE.unit_pages);
+
+/// A bit for each page of the image that `entries` name.
+fn named_pages(entries: &[RecordedPage]) -> Vec<u64> {
+    let mut named = vec![0; entries.iter().map(|entry| entry.page as usize / 64 + 1).max().unwrap_or(0)];
+    entries.iter().for_each(|entry| named[entry.page as usize / 64] |= 1 << (entry.page % 64));
+    named
+}
 
 fn bytes_of(reads: impl Iterator<Item = Range<u64>>) -> u64 {
     reads.map(|read| read.end - read.start).sum()
@@ -131,19 +144,18 @@ pub(super) struct ReplayCursor {
 impl Replay {
     pub(super) fn new(record: &FaultRecord, reads: ReplayReads) -> Self {
         let (mut entries, mut pieces) = (record.entries().to_vec(), Vec::new());
+        let named = named_pages(&entries);
         let (mut begin, mut batch, mut read) = (0, BATCH_PAGES, 0);
         while begin < entries.len() {
             let end = entries.len().min(begin + batch);
             entries[begin..end].sort_unstable_by_key(|entry| entry.page);
             for piece in entries[begin..end].chunk_by(|a, b| a.page / PIECE_PAGES == b.page / PIECE_PAGES) {
                 pieces.push((begin..begin + piece.len(), read));
-                read += bytes_of(reads.of_pages(piece));
+                read += bytes_of(reads.of_pages(piece, &named));
                 begin += piece.len();
             }
             batch = (reads.batch_growth * batch).min(reads.batch_pages_max);
         }
-        let mut named = vec![0; entries.iter().map(|entry| entry.page as usize / 64 + 1).max().unwrap_or(0)];
-        entries.iter().for_each(|entry| named[entry.page as usize / 64] |= 1 << (entry.page % 64));
         let (compared, differing) = (AtomicU64::new(0), AtomicU64::new(0));
         Self { reads, entries, pieces, named, compared, differing, is_stale: AtomicBool::new(false) }
     }
@@ -199,7 +211,7 @@ impl ReplayCursor {
             && (self.warm == self.piece || before - replay.pieces[self.piece].1 < bytes_max)
             && before - first < WARM_BYTES_EACH
         {
-            reads.extend(replay.reads.of_pages(&replay.entries[piece.clone()]));
+            reads.extend(replay.reads.of_pages(&replay.entries[piece.clone()], &replay.named));
             self.warm += 1;
         }
         reads
@@ -260,7 +272,8 @@ mod tests {
     #[test]
     fn gaps_are_left_out_where_all_that_is_read_does_not_fit() {
         let record = traced(&(0..1000).map(|nth| nth * 100).collect::<Vec<_>>());
-        let read = |memory| bytes_of(ReplayReads::remote(&record, memory).of_pages(record.entries()));
+        let named = named_pages(record.entries());
+        let read = |memory| bytes_of(ReplayReads::remote(&record, memory).of_pages(record.entries(), &named));
         let all = 1000 * 100 * PAGE;
         assert!((all - 100 * PAGE..=all).contains(&read(4 * all)), "{}", read(4 * all));
         assert_eq!(read(all), 1000 * PAGE);

@@ -53,6 +53,8 @@ const GIVE_BACK_MAX: Duration = Duration::from_secs(1);
 pub(crate) const CONNECT_MAX: Duration = Duration::from_secs(20);
 /// How long handles that were given up are waited for: workers of the server take them back, beside those that open.
 const FREED_MAX: Duration = Duration::from_millis(STILL_MILLIS_MAX as u64);
+/// The remedy where two versions do not understand each other.
+const SAME_VERSION: &str = "use the same version of Quinion for both";
 /// The least time between two calls that have stores give up files that they keep open.
 const FREED_EVERY: Duration = Duration::from_secs(1);
 /// How long a successor is given to answer a reader that does not wait for one.
@@ -362,13 +364,12 @@ impl Connection {
             NamedAnswer::Refused(Ok((error, text))) if error as i32 == TOTALS.0 => ServerTotals::of(&text)
                 .ok_or_else(|| {
                     Error::new(ErrorKind::Other, format!("cannot read {shown}: it answered {text:?}"))
-                        .with_hint("use the same version of Quinion for both")
+                        .with_hint(SAME_VERSION)
                 }),
             NamedAnswer::Refused(Ok((error, text))) => {
                 let refusal = Error::of_refusal(&text, error as i32);
                 let is_busy = error as i32 == libc::EAGAIN;
-                let hint =
-                    if is_busy { "try again later" } else { "use the same version of Quinion for both" };
+                let hint = if is_busy { "try again later" } else { SAME_VERSION };
                 Err(refusal.with_hint(hint))
             }
             NamedAnswer::Refused(Err(error)) => {
@@ -379,7 +380,7 @@ impl Connection {
             NamedAnswer::Opened([handle, _], _) => {
                 self.give_back(Operation::Detach, [handle, 0, 0]);
                 let text = format!("cannot read {shown}: it has opened something");
-                Err(Error::new(ErrorKind::Other, text).with_hint("use the same version of Quinion for both"))
+                Err(Error::new(ErrorKind::Other, text).with_hint(SAME_VERSION))
             }
         }
     }

@@ -87,20 +87,19 @@ impl ReplayReads {
         entries: &'e [RecordedPage],
         named: &'e [u64],
     ) -> impl Iterator<Item = Range<u64>> + 'e {
-        let unit = self.unit_pages;
+        let unit = u64::from(self.unit_pages);
         let runs = entries.chunk_by(move |a, b| b.page - a.page <= self.gap_pages_max + 1);
         runs.flat_map(move |run| {
-            let (first, last) = (run[0].page, run[run.len() - 1].page);
+            let (first, last) = (u64::from(run[0].page), u64::from(run[run.len() - 1].page));
             // Of pages that lie alone in the record no others are read.
             let of_unit =
-                named[first as usize / 64] >> (first / unit * unit % 64) & (u64::MAX >> (64 - unit));
+                named[(first / 64) as usize] >> (first / unit * unit % 64) & (u64::MAX >> (64 - unit));
             let is_alone = first / unit == last / unit && of_unit.count_ones() as usize == run.len();
             let (begin, end) =
                 if is_alone { (first, last + 1) } else { (first / unit * unit, (last / unit + 1) * unit) };
             let step = if self.splits_units && !is_alone { unit } else { end - begin };
-            (begin..end)
-                .step_by(step as usize)
-                .map(move |from| u64::from(from) * PAGE..u64::from((from + step).min(end)) * PAGE)
+            let read = move |from| from * PAGE..end.min(from + step) * PAGE;
+            (begin..end).step_by(step as usize).map(read)
         })
     }
 }
@@ -277,6 +276,16 @@ mod tests {
         let all = 1000 * 100 * PAGE;
         assert!((all - 100 * PAGE..=all).contains(&read(4 * all)), "{}", read(4 * all));
         assert_eq!(read(all), 1000 * PAGE);
+    }
+
+    #[test]
+    fn the_last_page_that_a_record_can_name_is_read() {
+        let entries = [u32::MAX - 40, u32::MAX].map(|page| RecordedPage { page, digest: 0 });
+        let named = named_pages(&entries);
+        for kind in [ReplayReads::LOCAL, ReplayReads::REMOTE, ReplayReads::REMOTE_SPARSE] {
+            let end = kind.of_pages(&entries, &named).map(|read| read.end).max();
+            assert_eq!(end, Some((u64::from(u32::MAX) + 1) * PAGE), "{kind:?}");
+        }
     }
 
     #[test]

@@ -540,7 +540,8 @@ impl ServerSockets {
     }
 }
 
-/// The first of `snapshot` lies in this process's file system, or is an object.
+/// The plan by which `record` is replayed from `snapshot`. A snapshot that is open in the cache already counts as an
+/// object: how soon its reads are answered is not known.
 fn replay_of(record: &FaultRecord, cache: &Cache, snapshot: &Snapshot) -> Replay {
     let memory_bytes = cache.stats().memory_bytes;
     let is_remote = snapshot.reads_may_hang();

@@ -130,7 +130,7 @@ impl Connection {
         }
         match std::mem::replace(&mut place.stage, ConnectionState::Taken) {
             ConnectionState::Taken => {
-                // An event of the socket is not replaced: after any event, faults are looked for.
+                // An event that may be the end is not replaced: after any event, faults are looked for.
                 if !place.wanted.is_some_and(Kind::is_of_end) {
                     place.wanted = Some(kind);
                 }
